@@ -1,0 +1,121 @@
+/* model.h - a model file, opened and believed: hyper-parameters, weights as views, tokenizer data,
+ * identity.
+ *
+ * What: reads a GGUF file through gguf.h and checks every number and shape against the architecture
+ * table (llama first). Weights stay in the mapping in their own format; engines repack them.
+ * td_model is a plain value after open: read it, never write it. Not: a tokenizer (common/text
+ * builds one from struct td_model_tokenizer) and not an engine (engine.h). Owner: the shell that
+ * opened it; engines and tokenizers borrow it and must be destroyed first. Thread: open and close
+ * on one; everything else is read-only: any. Bounds: TD_MODEL_MAX_*; the vocabulary's bounds are
+ * those of gguf.h. Failure: a code of gguf.h, logged once here with the path and the reason.
+ */
+#ifndef TD_MODEL_MODEL_H
+#define TD_MODEL_MODEL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "common/base/err.h"
+#include "common/base/mem.h"
+#include "common/model/gguf.h"
+
+#define TD_MODEL_MAX_LAYERS   256
+#define TD_MODEL_MAX_EMBD     65536
+#define TD_MODEL_MAX_FFN      (1024u * 1024)
+#define TD_MODEL_MAX_HEADS    1024
+#define TD_MODEL_MAX_HEAD_DIM 1024
+#define TD_MODEL_MAX_VOCAB    (1024u * 1024)
+#define TD_MODEL_MAX_CTX      (16u * 1024 * 1024)
+#define TD_MODEL_SAMPLE       4096 /* bytes of each tensor that enter the identity */
+
+enum td_arch { TD_ARCH_LLAMA };
+/* Which dimensions of a head turn together: (2i, 2i+1) or (i, i + rope_dim/2). */
+enum td_rope_style { TD_ROPE_PAIRS, TD_ROPE_HALVES };
+
+/* A matrix, row major: y[rows] = W[rows][cols] x[cols]; a vector has rows == 1. Row r starts at
+ * data + r * row_bytes. */
+struct td_weight {
+    enum td_dtype dtype;
+    uint32_t rows, cols;
+    uint64_t row_bytes;
+    const void *data; /* borrowed from the mapping; NULL: the architecture has none */
+    struct td_str name;
+};
+
+struct td_layer {
+    struct td_weight attn_norm; /* [n_embd], F32 */
+    struct td_weight wq;        /* [n_heads * head_dim][n_embd] */
+    struct td_weight wk, wv;    /* [n_kv_heads * head_dim][n_embd] */
+    struct td_weight wo;        /* [n_embd][n_heads * head_dim] */
+    struct td_weight ffn_norm;  /* [n_embd], F32 */
+    struct td_weight gate, up;  /* [n_ffn][n_embd] */
+    struct td_weight down;      /* [n_embd][n_ffn] */
+};
+
+struct td_hparams {
+    enum td_arch arch;
+    uint32_t n_layers, n_embd, n_ffn;
+    uint32_t n_heads, n_kv_heads; /* n_heads is a multiple of n_kv_heads */
+    uint32_t head_dim;
+    uint32_t n_vocab; /* rows of the embedding */
+    uint32_t n_ctx;   /* trained context */
+    float rms_eps;
+    enum td_rope_style rope_style;
+    uint32_t rope_dim; /* leading dimensions of a head that turn; even, <= head_dim */
+    float rope_theta;
+    bool tied_embedding; /* output is token_embd */
+};
+
+/* Everything a tokenizer needs, as the file says it; ids are checked against n_tokens. */
+struct td_model_tokenizer {
+    struct td_str model;         /* "gpt2": byte-level BPE */
+    struct td_str pre;           /* "smollm", "llama-bpe", "qwen2", ...; empty when absent */
+    uint32_t n_tokens;           /* equals n_vocab */
+    const struct td_str *tokens; /* [n_tokens] pieces, in the file's own escaping */
+    const int32_t *
+        types; /* [n_tokens] 1 normal 2 unknown 3 control 4 user-defined 5 unused 6 byte, or NULL */
+    const float *scores; /* [n_tokens] or NULL */
+    uint32_t n_merges;
+    const struct td_str *merges;     /* [n_merges] "left right" */
+    int32_t bos, eos, eot, unk, pad; /* -1: none */
+    bool add_bos, add_eos, add_space_prefix;
+    struct td_str chat_template; /* empty when absent */
+    uint8_t tokenizer_hash[32];  /* SHA-256 over model, pre, pieces, types, merges, special ids and
+                                    flags */
+    uint8_t template_hash[32];   /* SHA-256 of chat_template */
+};
+
+struct td_model {
+    struct td_hparams hp;
+    struct td_weight token_embd;  /* [n_vocab][n_embd] */
+    struct td_weight output_norm; /* [n_embd], F32 */
+    struct td_weight output;      /* [n_vocab][n_embd]; a copy of token_embd when tied */
+    struct td_layer *layers;      /* [n_layers], owned */
+    float
+        *rope_freq; /* [rope_dim / 2] radians per position, every kind of scaling applied; owned */
+    struct td_model_tokenizer tok;
+    struct td_str name; /* general.name, may be empty */
+    uint64_t file_bytes;
+    uint64_t weight_bytes;      /* of all tensors used */
+    uint8_t id[32];             /* SHA-256 over header, tensor table and samples of every tensor */
+    struct td_model_priv *priv; /* owned: the mapping and its arrays */
+};
+
+td_err td_model_open(const char *path, struct td_model **out_model) TD_MUST_CHECK;
+/* The same over bytes the caller keeps; `name` stands in log lines. */
+td_err td_model_open_memory(const void *data, size_t len, const char *name,
+                            struct td_model **out_model) TD_MUST_CHECK;
+struct td_model *td_model_close(struct td_model *m);
+TD_DEFINE_CLEANUP(struct td_model, td_model_close)
+
+/* Plain pointers into the model, valid until close. */
+static inline const struct td_model_tokenizer *td_model_tokenizer(const struct td_model *m)
+{
+    return &m->tok;
+}
+
+/* SHA-256 of the whole file; reads all of it: never on a loop thread. */
+td_err td_model_full_hash(const struct td_model *m, uint8_t out_hash[32]) TD_MUST_CHECK;
+
+#endif
