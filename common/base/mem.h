@@ -37,6 +37,8 @@ void *td_zalloc(size_t count, size_t size);
 /* Zeroed memory aligned to `align` (a power of two, at least 64); free with free(). */
 void *td_zalloc_aligned(size_t align, size_t bytes);
 char *td_strdup(const char *s);
+/* realloc behind the same fault point; the new part is not zeroed. NULL: `p` is still valid. */
+void *td_realloc(void *p, size_t bytes);
 
 /* Test hook (builds with faults): the n-th call from now fails, once; 0 switches it off. */
 void td_mem_fail_nth(unsigned n);
