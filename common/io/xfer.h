@@ -37,7 +37,7 @@ struct td_slice_header {
     uint32_t chunk, flags;          /* flags 1: checksum is set */
     uint64_t bytes;
     uint64_t checksum; /* of the payload, test mode only */
-    uint8_t reserved[128 - 112];
+    uint8_t reserved[24];
 };
 _Static_assert(sizeof(struct td_slice_header) == 128, "slice header is part of the wire");
 
