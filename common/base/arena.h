@@ -1,7 +1,7 @@
 /* arena.h - scratch memory of one step: allocate many small things, free all at once.
  *
- * Bounds: grows in chunks up to `max_bytes`, keeps its chunks across resets, so a steady state allocates nothing.
- * Failure: NULL when the maximum or memory is reached. Thread: its owner's.
+ * Bounds: grows in chunks up to `max_bytes`, keeps its chunks across resets, so a steady state
+ * allocates nothing. Failure: NULL when the maximum or memory is reached. Thread: its owner's.
  */
 #ifndef TD_BASE_ARENA_H
 #define TD_BASE_ARENA_H

@@ -1,8 +1,9 @@
 /* assert.h - assertions that stay on.
  *
- * TD_REQUIRE: the caller broke the contract of this function. TD_INSIST: this module broke its own invariant.
- * TD_DASSERT: hot paths, debug builds only. Peer, user and file input is never asserted: it is rejected.
- * Failure: logs file, line and expression, then aborts (the only abort outside main()).
+ * TD_REQUIRE: the caller broke the contract of this function. TD_INSIST: this module broke its own
+ * invariant. TD_DASSERT: hot paths, debug builds only. Peer, user and file input is never asserted:
+ * it is rejected. Failure: logs file, line and expression, then aborts (the only abort outside
+ * main()).
  */
 #ifndef TD_BASE_ASSERT_H
 #define TD_BASE_ASSERT_H

@@ -27,7 +27,7 @@ void td_buf_clear(struct td_buf *b)
 td_err td_buf_reserve(struct td_buf *b, size_t len, uint8_t **out)
 {
     TD_REQUIRE(b->len <= b->cap || b->cap == 0);
-    if (len > b->max || b->len > b->max - len) {
+    if (len > b->max || b->len > b->max - len || b->max == SIZE_MAX) {
         return TD_ERR_FULL;
     }
     size_t need = b->len + len;
@@ -39,7 +39,7 @@ td_err td_buf_reserve(struct td_buf *b, size_t len, uint8_t **out)
         if (cap < need || cap > b->max) {
             cap = b->max;
         }
-        uint8_t *p = td_realloc(b->data, cap);
+        uint8_t *p = td_realloc(b->data, cap + 1); /* one for td_buf_printf's terminator */
         if (p == NULL) {
             return TD_ERR_NO_MEMORY;
         }
@@ -75,8 +75,7 @@ td_err td_buf_printf(struct td_buf *b, const char *fmt, ...)
     int n = vsnprintf(NULL, 0, fmt, args);
     va_end(args);
     TD_REQUIRE(n >= 0);
-    /* One more for vsnprintf's terminator, which is not part of the contents. */
-    TD_TRY(td_buf_reserve(b, (size_t)n + 1, &p));
+    TD_TRY(td_buf_reserve(b, (size_t)n, &p));
     va_start(args, fmt);
     (void)vsnprintf((char *)p, (size_t)n + 1, fmt, args);
     va_end(args);

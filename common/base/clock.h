@@ -1,5 +1,6 @@
 /* clock.h - time for the shells. Pure code never calls it: it is handed `now`.
- * td_now_us: CLOCK_MONOTONIC in microseconds, the `now` of every state machine. td_wall_us: CLOCK_REALTIME.
+ * td_now_us: CLOCK_MONOTONIC in microseconds, the `now` of every state machine. td_wall_us:
+ * CLOCK_REALTIME.
  */
 #ifndef TD_BASE_CLOCK_H
 #define TD_BASE_CLOCK_H

@@ -1,12 +1,14 @@
-/* config.h - one option table per program: it makes --help, environment names, YAML keys and --print-config.
+/* config.h - one option table per program: it makes --help, environment names, YAML keys and
+ * --print-config.
  *
- * A row = name, type, default as text, unit, range, reload class, help, offset into the program's config struct.
- * Sources, later wins: defaults < --config FILE (YAML, keys = long flags) < TANDEM_<FLAG> environment < command line.
- * An unknown key or flag is refused with the nearest known name. List options (type LIST) may repeat on the command
- * line and are YAML sequences or comma lists. Always present: --help --version --config --print-config
+ * A row = name, type, default as text, unit, range, reload class, help, offset into the program's
+ * config struct. Sources, later wins: defaults < --config FILE (YAML, keys = long flags) <
+ * TANDEM_<FLAG> environment < command line. An unknown key or flag is refused with the nearest
+ * known name. List options (type LIST) may repeat on the command line and are YAML sequences or
+ * comma lists. Always present: --help --version --config --print-config
  * --check-config --list-fault-points --fault.
- * Owner: main(). Strings in the struct are owned by it and freed by td_config_fini. Failure: TD_ERR_CONFIG, logged
- * with the option's name, the bad value and the remedy.
+ * Owner: main(). Strings in the struct are owned by it and freed by td_config_fini. Failure:
+ * TD_ERR_CONFIG, logged with the option's name, the bad value and the remedy.
  */
 #ifndef TD_BASE_CONFIG_H
 #define TD_BASE_CONFIG_H
@@ -18,7 +20,14 @@
 
 #include "common/base/err.h"
 
-enum td_opt_type { TD_OPT_BOOL, TD_OPT_INT, TD_OPT_DOUBLE, TD_OPT_STRING, TD_OPT_ENUM, TD_OPT_LIST };
+enum td_opt_type {
+    TD_OPT_BOOL,
+    TD_OPT_INT,
+    TD_OPT_DOUBLE,
+    TD_OPT_STRING,
+    TD_OPT_ENUM,
+    TD_OPT_LIST
+};
 enum td_opt_class { TD_OPT_BOOT, TD_OPT_RELOAD, TD_OPT_DEBUG };
 
 #define TD_CONFIG_LIST_MAX 64
@@ -30,9 +39,9 @@ struct td_str_list {
 struct td_opt {
     const char *name; /* long flag without dashes, e.g. "kv-device" */
     enum td_opt_type type;
-    const char *def;  /* default as text; NULL or "" for none */
-    const char *unit; /* shown in help; "" when none */
-    double min, max;  /* INT, DOUBLE */
+    const char *def;     /* default as text; NULL or "" for none */
+    const char *unit;    /* shown in help; "" when none */
+    double min, max;     /* INT, DOUBLE */
     const char *choices; /* ENUM: "a|b|c"; the struct holds an int index */
     enum td_opt_class cls;
     const char *help;
@@ -49,9 +58,10 @@ struct td_program {
 
 enum td_config_outcome { TD_CONFIG_RUN, TD_CONFIG_EXIT_OK, TD_CONFIG_EXIT_BAD };
 
-/* Fills *config (zeroed by the callee). EXIT_OK after --help, --version, --print-config, --check-config ...: main()
- * returns 0. */
-enum td_config_outcome td_config_load(const struct td_program *p, int argc, char **argv, void *config);
+/* Fills *config (zeroed by the callee). EXIT_OK after --help, --version, --print-config,
+ * --check-config ...: main() returns 0. */
+enum td_config_outcome td_config_load(const struct td_program *p, int argc, char **argv,
+                                      void *config);
 void td_config_fini(const struct td_program *p, void *config);
 void td_config_help(const struct td_program *p, FILE *out);
 void td_config_print(const struct td_program *p, const void *config, FILE *out);

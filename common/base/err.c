@@ -11,14 +11,15 @@ struct err_row {
     enum td_err_class cls;
 };
 
-static const struct err_row rows[] = {
-    {0, "ok", "ok", 200, false, TD_CLASS_NONE},
-#define ERR_ROW(name, value, code, http, retry, cls, text) {value, code, text, http, retry, TD_CLASS_##cls},
-    TD_ERR_TABLE(ERR_ROW)
+static const struct err_row rows[] = {{0, "ok", "ok", 200, false, TD_CLASS_NONE},
+#define ERR_ROW(name, value, code, http, retry, cls, text)                                         \
+    {value, code, text, http, retry, TD_CLASS_##cls},
+                                      TD_ERR_TABLE(ERR_ROW)
 #undef ERR_ROW
 };
 
-static const struct err_row unknown = {1, "internal_error", "unknown error", 500, false, TD_CLASS_REQUEST};
+static const struct err_row unknown = {1,     "internal_error", "unknown error", 500,
+                                       false, TD_CLASS_REQUEST};
 
 static const struct err_row *find(int value)
 {

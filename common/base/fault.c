@@ -12,8 +12,9 @@
 #define FAULT_SPEC_BYTES 256
 #define FAULT_UNLIMITED  UINT64_MAX
 
-/* What one point does. Written by td_fault_configure() before threads start (or by a test between steps); only the
- * counters change afterwards. `armed` is released last and acquired first, so that a test may arm a live process. */
+/* What one point does. Written by td_fault_configure() before threads start (or by a test between
+ * steps); only the counters change afterwards. `armed` is released last and acquired first, so that
+ * a test may arm a live process. */
 struct point {
     bool armed;
     bool delay;

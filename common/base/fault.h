@@ -1,11 +1,11 @@
 /* fault.h - named fault points: tests make a named place fail, delay, drop or flip on its n-th hit.
  *
- * A point is declared in fault_points.h (one X-macro list, printed by --list-fault-points) and asked at a door:
- *     if (TD_FAULT(XFER_POST_FAIL)) { e = TD_ERR_TRANSPORT; }
- *     TD_FAULT_DELAY(XFER_SLICE_DELAY);            // sleeps in production shells; never used in pure code
- * Activation: --fault "name=action[:after=N][:times=N][:us=N][:prob=P]" (several, comma separated), builds with
- * -Dfault=true only; otherwise every macro is a constant false and costs nothing.
- * Thread: any. Failure: an unknown name is refused.
+ * A point is declared in fault_points.h (one X-macro list, printed by --list-fault-points) and
+ * asked at a door: if (TD_FAULT(XFER_POST_FAIL)) { e = TD_ERR_TRANSPORT; }
+ *     TD_FAULT_DELAY(XFER_SLICE_DELAY);            // sleeps in production shells; never used in
+ * pure code Activation: --fault "name=action[:after=N][:times=N][:us=N][:prob=P]" (several, comma
+ * separated), builds with -Dfault=true only; otherwise every macro is a constant false and costs
+ * nothing. Thread: any. Failure: an unknown name is refused.
  */
 #ifndef TD_BASE_FAULT_H
 #define TD_BASE_FAULT_H
@@ -16,32 +16,33 @@
 #include "common/base/err.h"
 
 /* X(ENUM, "name", "what it does") - keep sorted by room */
-#define TD_FAULT_POINTS(X)                                                                                            \
-    X(ALLOC_FAIL, "alloc.fail", "the allocation fails")                                                               \
-    X(CTL_DROP, "ctl.drop", "a received control frame closes its connection unread")                                  \
-    X(CTL_DELAY, "ctl.delay", "sending a control frame waits")                                                        \
-    X(RT_ADMIT, "rt.admit", "admission refuses as overloaded")                                                        \
-    X(RT_SSE_STALL, "rt.sse.stall", "the client is taken for one that does not read")                                 \
-    X(PF_QUEUE_HOLD, "pf.queue.hold", "a queued prefill waits")                                                       \
-    X(PF_STEP_PAUSE, "pf.step.pause", "a prefill step waits before it runs")                                          \
-    X(DC_STEP_PAUSE, "dc.step.pause", "a decode step waits before it runs")                                           \
-    X(STEP_PAUSE, "step.pause", "any engine step waits before it runs")                                               \
-    X(STEP_FAIL, "step.fail", "a row of the step fails")                                                              \
-    X(XFER_POST_FAIL, "xfer.post.fail", "posting a slice fails")                                                      \
-    X(XFER_SLICE_DELAY, "xfer.slice.delay", "posting a slice waits")                                                  \
-    X(XFER_AT_END, "xfer.at.end", "slices are posted only when the last layer of the last chunk is done")             \
-    X(XFER_TABLE_DROP, "xfer.table.drop", "the block table is not sent")                                              \
-    X(XFER_RECORD_DROP, "xfer.record.drop", "the hand-over record is not sent")                                       \
-    X(XFER_ACK_DROP, "xfer.ack.drop", "the acknowledgement of the hand-over is not sent")                             \
-    X(XFER_DONE_DELAY, "xfer.done.delay", "the hand-over record waits")                                               \
-    X(KV_HEADER_FLIP, "kv.header.flip", "one bit of a slice header flips")                                            \
+#define TD_FAULT_POINTS(X)                                                                         \
+    X(ALLOC_FAIL, "alloc.fail", "the allocation fails")                                            \
+    X(CTL_DROP, "ctl.drop", "a received control frame closes its connection unread")               \
+    X(CTL_DELAY, "ctl.delay", "sending a control frame waits")                                     \
+    X(RT_ADMIT, "rt.admit", "admission refuses as overloaded")                                     \
+    X(RT_SSE_STALL, "rt.sse.stall", "the client is taken for one that does not read")              \
+    X(PF_QUEUE_HOLD, "pf.queue.hold", "a queued prefill waits")                                    \
+    X(PF_STEP_PAUSE, "pf.step.pause", "a prefill step waits before it runs")                       \
+    X(DC_STEP_PAUSE, "dc.step.pause", "a decode step waits before it runs")                        \
+    X(STEP_PAUSE, "step.pause", "any engine step waits before it runs")                            \
+    X(STEP_FAIL, "step.fail", "a row of the step fails")                                           \
+    X(XFER_POST_FAIL, "xfer.post.fail", "posting a slice fails")                                   \
+    X(XFER_SLICE_DELAY, "xfer.slice.delay", "posting a slice waits")                               \
+    X(XFER_AT_END, "xfer.at.end",                                                                  \
+      "slices are posted only when the last layer of the last chunk is done")                      \
+    X(XFER_TABLE_DROP, "xfer.table.drop", "the block table is not sent")                           \
+    X(XFER_RECORD_DROP, "xfer.record.drop", "the hand-over record is not sent")                    \
+    X(XFER_ACK_DROP, "xfer.ack.drop", "the acknowledgement of the hand-over is not sent")          \
+    X(XFER_DONE_DELAY, "xfer.done.delay", "the hand-over record waits")                            \
+    X(KV_HEADER_FLIP, "kv.header.flip", "one bit of a slice header flips")                         \
     X(KV_BYTE_FLIP, "kv.byte.flip", "one bit of a slice's payload flips")
 
 enum td_fault_id {
 #define TD_FAULT_ENUM(id, name, help) TD_FAULT_##id##_ID,
     TD_FAULT_POINTS(TD_FAULT_ENUM)
 #undef TD_FAULT_ENUM
-    TD_FAULT_COUNT
+        TD_FAULT_COUNT
 };
 
 /* Activates points from a specification; TD_ERR_CONFIG names the first bad part. */

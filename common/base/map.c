@@ -6,7 +6,8 @@
 #include "common/base/mem.h"
 #include "common/base/rng.h"
 
-/* Linear probing with backward-shift deletion: no tombstones, so a map that lives for months does not slow down. */
+/* Linear probing with backward-shift deletion: no tombstones, so a map that lives for months does
+ * not slow down. */
 struct slot {
     struct td_key key;
     void *value; /* borrowed; NULL: free */

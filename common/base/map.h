@@ -1,5 +1,6 @@
-/* map.h - a fixed-capacity hash map from a 64-bit or 128-bit key to a pointer or index; open addressing, no allocation
- * after creation. Values are not NULL (store an index as index + 1). Keys are mixed with a per-map seed. Iteration order is not defined: nothing may depend on it.
+/* map.h - a fixed-capacity hash map from a 64-bit or 128-bit key to a pointer or index; open
+ * addressing, no allocation after creation. Values are not NULL (store an index as index + 1). Keys
+ * are mixed with a per-map seed. Iteration order is not defined: nothing may depend on it.
  */
 #ifndef TD_BASE_MAP_H
 #define TD_BASE_MAP_H

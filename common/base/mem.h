@@ -13,16 +13,16 @@
 #include <stdlib.h>
 
 #define TD_CLEANUP(fn) __attribute__((cleanup(fn)))
-#define TD_STEAL(p)                                                                                                   \
-    ({                                                                                                                \
-        __typeof__(p) td_stolen_ = (p);                                                                               \
-        (p) = NULL;                                                                                                   \
-        td_stolen_;                                                                                                   \
+#define TD_STEAL(p)                                                                                \
+    ({                                                                                             \
+        __typeof__(p) td_stolen_ = (p);                                                            \
+        (p) = NULL;                                                                                \
+        td_stolen_;                                                                                \
     })
-#define TD_DEFINE_CLEANUP(type, destroy)                                                                              \
-    static inline void destroy##p(type **p)                                                                           \
-    {                                                                                                                 \
-        destroy(*p);                                                                                                  \
+#define TD_DEFINE_CLEANUP(type, destroy)                                                           \
+    static inline void destroy##p(type **p)                                                        \
+    {                                                                                              \
+        destroy(*p);                                                                               \
     }
 
 static inline void td_freep(void *p)
@@ -32,7 +32,8 @@ static inline void td_freep(void *p)
 
 #define TD_COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
-/* calloc with an overflow check (calloc has it) and the `alloc.fail` fault point; NULL when out of memory. */
+/* calloc with an overflow check (calloc has it) and the `alloc.fail` fault point; NULL when out of
+ * memory. */
 void *td_zalloc(size_t count, size_t size);
 /* Zeroed memory aligned to `align` (a power of two, at least 64); free with free(). */
 void *td_zalloc_aligned(size_t align, size_t bytes);

@@ -15,8 +15,8 @@
 struct td_ring {
     size_t mask;
     size_t record_bytes;
-    unsigned char *records; /* owned [mask + 1][record_bytes] */
-    int fd;                 /* owned; -1 without */
+    unsigned char *records;          /* owned [mask + 1][record_bytes] */
+    int fd;                          /* owned; -1 without */
     _Alignas(RING_LINE) size_t tail; /* written by the producer */
     size_t head_seen;                /* producer's last view of head */
     _Alignas(RING_LINE) size_t head; /* written by the consumer */
@@ -77,8 +77,9 @@ td_err td_ring_push(struct td_ring *r, const void *record)
     /* Release publishes the record. */
     __atomic_store_n(&r->tail, tail + 1, __ATOMIC_RELEASE);
     if (r->fd >= 0) {
-        /* Every push signals: a consumer that stops popping early is still woken by the next record. A full
-         * counter (EAGAIN) leaves the descriptor readable, which is all that is needed. */
+        /* Every push signals: a consumer that stops popping early is still woken by the next
+         * record. A full counter (EAGAIN) leaves the descriptor readable, which is all that is
+         * needed. */
         uint64_t one = 1;
         while (write(r->fd, &one, sizeof one) < 0 && errno == EINTR) {
         }
@@ -107,7 +108,7 @@ size_t td_ring_count(const struct td_ring *r)
     /* Head first: tail can only have grown since, so the difference never wraps. */
     size_t head = __atomic_load_n(&r->head, __ATOMIC_ACQUIRE);
     size_t tail = __atomic_load_n(&r->tail, __ATOMIC_ACQUIRE);
-    return tail - head;
+    return tail - head <= r->mask ? tail - head : r->mask + 1;
 }
 
 int td_ring_fd(const struct td_ring *r)

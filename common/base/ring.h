@@ -1,9 +1,10 @@
-/* ring.h - the only door between threads: a bounded single-producer single-consumer ring of fixed-size records, with an
- * optional eventfd that wakes the consumer.
+/* ring.h - the only door between threads: a bounded single-producer single-consumer ring of
+ * fixed-size records, with an optional eventfd that wakes the consumer.
  *
- * Bounds: capacity a power of two, fixed at creation. Failure: push on a full ring returns TD_ERR_FULL, nothing lost.
- * Thread: one producer, one consumer. Memory order: the producer's release store of `tail` publishes the record;
- * the consumer's release store of `head` gives the slot back.
+ * Bounds: capacity a power of two, fixed at creation. Failure: push on a full ring returns
+ * TD_ERR_FULL, nothing lost. Thread: one producer, one consumer. Memory order: the producer's
+ * release store of `tail` publishes the record; the consumer's release store of `head` gives the
+ * slot back.
  */
 #ifndef TD_BASE_RING_H
 #define TD_BASE_RING_H
@@ -17,7 +18,8 @@
 struct td_ring;
 
 /* with_fd: creates a non-blocking eventfd that td_ring_push signals. */
-td_err td_ring_create(size_t capacity, size_t record_bytes, bool with_fd, struct td_ring **out_ring) TD_MUST_CHECK;
+td_err td_ring_create(size_t capacity, size_t record_bytes, bool with_fd,
+                      struct td_ring **out_ring) TD_MUST_CHECK;
 struct td_ring *td_ring_destroy(struct td_ring *r);
 td_err td_ring_push(struct td_ring *r, const void *record) TD_MUST_CHECK;
 /* False when empty. */

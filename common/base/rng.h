@@ -1,5 +1,6 @@
-/* rng.h - random numbers. td_rng_fill: from the kernel (epochs, nonces). td_mix64: splitmix64's finaliser, the building
- * block of counter-based draws. struct td_rng: a small seeded generator (splitmix64) for tests and the simulator.
+/* rng.h - random numbers. td_rng_fill: from the kernel (epochs, nonces). td_mix64: splitmix64's
+ * finaliser, the building block of counter-based draws. struct td_rng: a small seeded generator
+ * (splitmix64) for tests and the simulator.
  */
 #ifndef TD_BASE_RNG_H
 #define TD_BASE_RNG_H

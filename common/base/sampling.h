@@ -1,6 +1,8 @@
-/* sampling.h - what the choice of the next token depends on; travels in requests and in the hand-over record.
+/* sampling.h - what the choice of the next token depends on; travels in requests and in the
+ * hand-over record.
  *
- * A draw is keyed by (seed, position, choice) only, so a replay needs no generator state. Value type; arrays borrowed.
+ * A draw is keyed by (seed, position, choice) only, so a replay needs no generator state. Value
+ * type; arrays borrowed.
  */
 #ifndef TD_BASE_SAMPLING_H
 #define TD_BASE_SAMPLING_H
@@ -16,18 +18,19 @@ struct td_logit_bias {
 };
 
 struct td_sampling_params {
-    float temperature; /* 0: greedy */
-    float top_p;       /* 1: off */
-    float min_p;       /* 0: off */
-    float repetition_penalty; /* 1: off; over prompt and output */
+    float temperature;                         /* 0: greedy */
+    float top_p;                               /* 1: off */
+    float min_p;                               /* 0: off */
+    float repetition_penalty;                  /* 1: off; over prompt and output */
     float frequency_penalty, presence_penalty; /* 0: off; over output */
-    int32_t top_k; /* 0: off */
-    uint32_t logprobs; /* 0: none, else 1 + number of alternatives */
+    int32_t top_k;                             /* 0: off */
+    uint32_t logprobs;                         /* 0: none, else 1 + number of alternatives */
     uint64_t seed;
     uint32_t choice;
     uint32_t max_tokens; /* of output, at least 1 */
     uint32_t min_tokens; /* stop ids are banned before */
-    uint32_t n_stop_ids; /* ids that end the output, the model's end tokens included unless ignored */
+    uint32_t
+        n_stop_ids; /* ids that end the output, the model's end tokens included unless ignored */
     int32_t stop_ids[TD_SAMPLING_MAX_STOP_IDS];
     uint32_t n_bias;
     const struct td_logit_bias *bias; /* borrowed */

@@ -2,7 +2,8 @@
 
 #include <stdint.h>
 
-/* Lowest and highest second byte after each lead byte: that alone excludes overlong forms and surrogates. */
+/* Lowest and highest second byte after each lead byte: that alone excludes overlong forms and
+ * surrogates. */
 static bool lead(uint8_t b, size_t *out_len, uint8_t *out_lo, uint8_t *out_hi)
 {
     *out_lo = 0x80;
