@@ -56,7 +56,7 @@ void td_metrics_on_scrape(struct td_metrics *m, void (*fn)(void *), void *arg);
 td_err td_metrics_write(struct td_metrics *m, struct td_buf *out) TD_MUST_CHECK;
 
 /* Bucket sets of interfaces.md 2.1. */
-extern const double td_buckets_ttft[22], td_buckets_itl[22], td_buckets_e2e[20],
+extern const double td_buckets_ttft[22], td_buckets_itl[22], td_buckets_e2e[21],
     td_buckets_tokens[19], td_buckets_transfer_seconds[12], td_buckets_transfer_bytes[12];
 
 #endif
