@@ -7,8 +7,12 @@
  * known name. List options (type LIST) may repeat on the command line and are YAML sequences or
  * comma lists. Always present: --help --version --config --print-config
  * --check-config --list-fault-points --fault.
- * Owner: main(). Strings in the struct are owned by it and freed by td_config_fini. Failure:
- * TD_ERR_CONFIG, logged with the option's name, the bad value and the remedy.
+ * A bool flag takes no value or =true|false; --no-<flag> clears it. An INT with unit "bytes" takes
+ * K, M or G (binary). A STRING without default is NULL. Unknown TANDEM_* variables are ignored:
+ * programs share the environment. Bounds: 64 items a list, 256 flags on a command line, a file of
+ * 256 KB that is one flat mapping. Owner: main(). Strings in the struct are owned by it and freed
+ * by td_config_fini. Failure: TD_ERR_CONFIG, logged with the option's name, the bad value and the
+ * remedy.
  */
 #ifndef TD_BASE_CONFIG_H
 #define TD_BASE_CONFIG_H
@@ -62,6 +66,11 @@ enum td_config_outcome { TD_CONFIG_RUN, TD_CONFIG_EXIT_OK, TD_CONFIG_EXIT_BAD };
  * --check-config ...: main() returns 0. */
 enum td_config_outcome td_config_load(const struct td_program *p, int argc, char **argv,
                                       void *config);
+/* Applies a YAML text as --config would. For tests and the fuzzer; config is initialised with
+ * defaults by td_config_defaults(). */
+td_err td_config_defaults(const struct td_program *p, void *config) TD_MUST_CHECK;
+td_err td_config_yaml(const struct td_program *p, const char *text, size_t len,
+                      void *config) TD_MUST_CHECK;
 void td_config_fini(const struct td_program *p, void *config);
 void td_config_help(const struct td_program *p, FILE *out);
 void td_config_print(const struct td_program *p, const void *config, FILE *out);
