@@ -19,13 +19,14 @@
 #include "common/base/err.h"
 #include "common/base/mem.h"
 #include "common/model/gguf.h"
+#include "common/model/tok_data.h"
 
 #define TD_MODEL_MAX_LAYERS   256
 #define TD_MODEL_MAX_EMBD     65536
 #define TD_MODEL_MAX_FFN      (1024u * 1024)
 #define TD_MODEL_MAX_HEADS    1024
 #define TD_MODEL_MAX_HEAD_DIM 1024
-#define TD_MODEL_MAX_VOCAB    (1024u * 1024)
+#define TD_MODEL_MAX_VOCAB    TD_TOK_MAX_TOKENS
 #define TD_MODEL_MAX_CTX      (16u * 1024 * 1024)
 #define TD_MODEL_SAMPLE       4096 /* bytes of each tensor that enter the identity */
 
@@ -65,25 +66,6 @@ struct td_hparams {
     uint32_t rope_dim; /* leading dimensions of a head that turn; even, <= head_dim */
     float rope_theta;
     bool tied_embedding; /* output is token_embd */
-};
-
-/* Everything a tokenizer needs, as the file says it; ids are checked against n_tokens. */
-struct td_model_tokenizer {
-    struct td_str model;         /* "gpt2": byte-level BPE */
-    struct td_str pre;           /* "smollm", "llama-bpe", "qwen2", ...; empty when absent */
-    uint32_t n_tokens;           /* equals n_vocab */
-    const struct td_str *tokens; /* [n_tokens] pieces, in the file's own escaping */
-    const int32_t *
-        types; /* [n_tokens] 1 normal 2 unknown 3 control 4 user-defined 5 unused 6 byte, or NULL */
-    const float *scores; /* [n_tokens] or NULL */
-    uint32_t n_merges;
-    const struct td_str *merges;     /* [n_merges] "left right" */
-    int32_t bos, eos, eot, unk, pad; /* -1: none */
-    bool add_bos, add_eos, add_space_prefix;
-    struct td_str chat_template; /* empty when absent */
-    uint8_t tokenizer_hash[32];  /* SHA-256 over model, pre, pieces, types, merges, special ids and
-                                    flags */
-    uint8_t template_hash[32];   /* SHA-256 of chat_template */
 };
 
 struct td_model {
