@@ -1,0 +1,162 @@
+/* rt_core.h - the router's heart: admission, the request ledger with its replays, placement. A pure
+ * state machine.
+ *
+ * What: rt_core_step(state, now, event) -> actions. Events: a request is submitted or cancelled, a
+ * node comes, goes or says something, time passes. Actions: send a message to a node, give a token
+ * to the client, end the request, note a figure. Not: HTTP, tokenising, sockets, clocks, random
+ * numbers (seeds and nonces come with the submit event). Memory: one allocation for a request's
+ * prompt, taken at submit and given back at its end; nothing per token. Promises: each request ends
+ * exactly once (RT_DO_END); tokens come in order, without gap or repeat, whatever attempt they stem
+ * from; every entry has a deadline; a node's death replays its requests elsewhere (at most
+ * max_replays times, never a third time after two deaths under it). Owner and thread: router shell
+ * (loop) or simulator. Bounds: rt_core_params. Failure: of creation only.
+ */
+#ifndef ROUTER_RT_CORE_H
+#define ROUTER_RT_CORE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "common/base/arena.h"
+#include "common/base/err.h"
+#include "common/base/sampling.h"
+#include "proto/wire.h"
+#include "router/rt_nodes.h"
+#include "router/rt_place.h"
+
+#define RT_MAX_ACTIONS 16384
+
+struct rt_core_params {
+    uint64_t epoch;           /* of this router process */
+    uint32_t max_requests;    /* ledger entries: running, queued and closing */
+    uint32_t max_queue;       /* --queue-size: waiting in the router */
+    uint64_t max_queue_bytes; /* prompt bytes waiting in the router */
+    uint32_t max_node_queue;  /* works waiting on one node before the router keeps them itself */
+    uint32_t max_replays;     /* 2 */
+    bool resume;              /* replay also after the first token */
+    int64_t pair_wait_us;     /* how long a replay waits for a pair to appear */
+    int64_t close_wait_us;    /* how long an ended request waits for its nodes' acknowledgement */
+    enum rt_policy policy;
+    const char *model_name;
+};
+
+struct rt_submit {
+    const int32_t *prompt; /* copied */
+    uint32_t n_prompt;
+    struct td_sampling_params sampling; /* seed set; max_tokens already limited by the context */
+    int32_t priority;
+    int64_t budget_us;                             /* from now */
+    const char *tenant, *traceparent, *request_id; /* copied, cut to their bounds */
+    uint8_t cache_salt[32];
+    uint8_t nonce[16]; /* random; tickets of this request derive from it */
+    void *user;        /* comes back in TOKEN and END */
+};
+
+enum rt_event_type {
+    RT_EV_SUBMIT,  /* answered at once by `out_counter`; refusals are an END action with counter 0
+                      and user set */
+    RT_EV_CANCEL,  /* counter; reason: CANCELLED (client gone), or OK: the answer is complete (stop
+                      string) */
+    RT_EV_NODE_UP, /* node_info of a new session */
+    RT_EV_NODE_LOST, /* node_epoch */
+    RT_EV_NODE_MSG,  /* node_epoch, msg */
+    RT_EV_TICK,
+    RT_EV_DRAIN, /* refuse new requests */
+};
+
+struct rt_event {
+    enum rt_event_type type;
+    const struct rt_submit *submit;
+    uint64_t counter;
+    td_err reason;
+    uint64_t node_epoch;
+    const struct td_wire_node_info *node_info;
+    const struct td_wire_msg *msg;
+};
+
+enum rt_metric {
+    RT_M_ADMITTED, /* value: 1 */
+    RT_M_REFUSED,  /* value: td_err */
+    RT_M_DECISION, /* value: 0 decode-only, 1 prefill-decode */
+    RT_M_QUEUE_US, /* time in the router's queue */
+    RT_M_TTFT_US,
+    RT_M_ITL_US,
+    RT_M_REQUEST_US,
+    RT_M_TTFT_ERROR_US, /* |predicted - measured| of the placement's predictor */
+    RT_M_RETRY,         /* value: td_err that caused a replay */
+    RT_M_STALE_TOKEN,   /* a token of an old attempt or position was dropped */
+    RT_M_PROMPT_TOKENS,
+    RT_M_OUTPUT_TOKENS,
+    RT_METRICS
+};
+
+enum rt_action_type { RT_DO_SEND, RT_DO_TOKEN, RT_DO_END, RT_DO_OBSERVE };
+
+struct rt_action {
+    enum rt_action_type type;
+    uint64_t node_epoch;           /* SEND */
+    const struct td_wire_msg *msg; /* SEND; in the arena */
+    uint64_t counter;              /* TOKEN, END */
+    void *user;
+    uint32_t index; /* TOKEN: of the output, from 0 */
+    int32_t token;
+    float logprob;
+    enum td_finish finish;        /* TOKEN: last one; END */
+    td_err err;                   /* END */
+    const char *text;             /* END: for people */
+    uint32_t n_output;            /* END */
+    struct td_wire_stages stages; /* END: both nodes' */
+    enum rt_metric metric;
+    double value;
+};
+
+struct rt_actions {
+    struct rt_action *list;
+    uint32_t n;
+    struct td_arena *arena;
+    bool overflow;
+};
+
+td_err rt_actions_init(struct rt_actions *a) TD_MUST_CHECK;
+void rt_actions_fini(struct rt_actions *a);
+void rt_actions_reset(struct rt_actions *a);
+
+struct rt_core;
+
+td_err rt_core_create(const struct rt_core_params *p, struct rt_core **out_core) TD_MUST_CHECK;
+struct rt_core *rt_core_destroy(struct rt_core *c);
+/* out_counter (SUBMIT only, may be NULL): the request's counter, 0 when refused. */
+void rt_core_step(struct rt_core *c, int64_t now_us, const struct rt_event *ev,
+                  struct rt_actions *out, uint64_t *out_counter);
+/* Earliest deadline, TD_NEVER when none. */
+int64_t rt_core_next_deadline(const struct rt_core *c);
+
+/* ---- looking in ---- */
+enum rt_phase { RT_FREE, RT_QUEUED, RT_PREFILL, RT_DECODE, RT_CLOSING, RT_PHASES };
+struct rt_request_view {
+    struct td_work_id id;
+    enum rt_phase phase;
+    const char *request_id, *tenant;
+    uint64_t p_epoch, d_epoch;
+    uint32_t n_prompt, n_output, replays;
+    int64_t since_us, deadline_us;
+};
+uint32_t rt_core_requests(const struct rt_core *c, struct rt_request_view *out, uint32_t cap);
+uint32_t rt_core_count(const struct rt_core *c, enum rt_phase phase);
+uint64_t rt_core_queued_bytes(const struct rt_core *c);
+const struct rt_nodes *rt_core_nodes(const struct rt_core *c);
+/* The last decisions, newest first, for `explain`; NULL when the counter is not among them. */
+const struct rt_decision_record *rt_core_decision(const struct rt_core *c, uint64_t counter);
+struct rt_decision_record {
+    uint64_t counter;
+    uint32_t attempt;
+    int64_t at_us, predicted_ttft_us, predicted_us;
+    char p_name[64], d_name[64];
+    uint32_t n_candidates;
+    struct rt_candidate candidates[8];
+};
+/* Invariants: phases sum up, every live entry has a deadline, nobody waits on a node that is gone.
+ */
+td_err rt_core_check(const struct rt_core *c) TD_MUST_CHECK;
+
+#endif

@@ -1,0 +1,98 @@
+#include "router/rt_nodes.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "common/base/assert.h"
+
+static struct rt_node *free_slot(struct rt_nodes *ns)
+{
+    for (uint32_t i = 0; i < RT_MAX_NODES; i++) {
+        if (ns->list[i].epoch == 0) {
+            return &ns->list[i];
+        }
+    }
+    return NULL;
+}
+
+struct rt_node *rt_nodes_find(struct rt_nodes *ns, uint64_t epoch)
+{
+    for (uint32_t i = 0; epoch != 0 && i < RT_MAX_NODES; i++) {
+        if (ns->list[i].epoch == epoch) {
+            return &ns->list[i];
+        }
+    }
+    return NULL;
+}
+
+td_err rt_nodes_up(struct rt_nodes *ns, const struct td_wire_node_info *info,
+                   struct rt_node **out_node)
+{
+    struct rt_node *n = rt_nodes_find(ns, info->epoch);
+    if (n == NULL) {
+        n = free_slot(ns);
+        if (n == NULL) {
+            return TD_ERR_FULL;
+        }
+        memset(n, 0, sizeof *n);
+        n->epoch = info->epoch;
+        ns->count++;
+    }
+    (void)snprintf(n->name, sizeof n->name, "%s", info->name);
+    n->role = info->role;
+    n->layout_id = info->layout.id;
+    n->numerics_id = info->numerics_id;
+    n->block_tok = info->layout.block_tok != 0 ? info->layout.block_tok : 16;
+    n->max_model_len = info->max_model_len;
+    n->n_blocks = info->n_blocks;
+    n->max_seqs = info->max_seqs;
+    n->address_len = 0;
+    if (info->n_ranks > 0 && info->ranks[0].address_len <= sizeof n->address) {
+        memcpy(n->address, info->ranks[0].address, info->ranks[0].address_len);
+        n->address_len = info->ranks[0].address_len;
+    }
+    *out_node = n;
+    return TD_OK;
+}
+
+void rt_nodes_down(struct rt_nodes *ns, uint64_t epoch)
+{
+    struct rt_node *n = rt_nodes_find(ns, epoch);
+    if (n != NULL) {
+        n->epoch = 0;
+        TD_INSIST(ns->count > 0);
+        ns->count--;
+    }
+}
+
+bool rt_node_report(struct rt_node *n, const struct td_wire_state *s)
+{
+    bool gap = !s->full && n->have_state && s->seq != n->state_seq + 1;
+    bool first_partial = !s->full && !n->have_state;
+    n->state = *s;
+    n->state_seq = s->seq;
+    n->have_state = true;
+    n->unreported_tok = 0;
+    n->unreported_blk = 0;
+    if (s->role != 0) {
+        n->role = s->role;
+    }
+    return !gap && !first_partial;
+}
+
+bool rt_node_usable(const struct rt_node *n, enum td_role role)
+{
+    if (n->epoch == 0 || ((unsigned)n->role & (unsigned)role) != (unsigned)role) {
+        return false;
+    }
+    return n->have_state && n->state.ready && !n->state.draining;
+}
+
+uint32_t rt_nodes_ready(const struct rt_nodes *ns, enum td_role role)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < RT_MAX_NODES; i++) {
+        count += rt_node_usable(&ns->list[i], role) ? 1 : 0;
+    }
+    return count;
+}

@@ -1,0 +1,58 @@
+/* rt_nodes.h - the router's picture of the nodes it is attached to: what they are, what they
+ * reported last, and what this router has sent them since.
+ *
+ * Not: sessions (common/io/link_session.h). Pure: driven by rt_core. Owner and thread: rt_core's.
+ * Bounds: RT_MAX_NODES. Failure: a node that does not fit is TD_ERR_FULL.
+ */
+#ifndef ROUTER_RT_NODES_H
+#define ROUTER_RT_NODES_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "common/base/err.h"
+#include "proto/wire.h"
+
+#define RT_MAX_NODES 256
+
+struct rt_node {
+    uint64_t epoch; /* 0: free slot */
+    char name[TD_WIRE_MAX_NAME];
+    enum td_role role;
+    uint8_t address[TD_WIRE_MAX_ADDR]; /* data plane address of rank 0 */
+    uint32_t address_len;
+    uint64_t layout_id, numerics_id;
+    uint32_t block_tok, max_model_len, n_blocks, max_seqs;
+    uint32_t transport_ok; /* 1: usable on the data plane */
+
+    bool have_state;
+    struct td_wire_state state; /* as reported last */
+    uint64_t state_seq;
+
+    /* what this router knows beyond the report */
+    uint32_t inflight;       /* works sent and not ended */
+    uint64_t pending_tok;    /* prompt tokens of works without a first token */
+    uint64_t unreported_tok; /* prompt tokens sent since the last report */
+    uint32_t unreported_blk; /* KV blocks those works will need */
+    uint64_t dispatched, lost_works;
+};
+
+struct rt_nodes {
+    struct rt_node list[RT_MAX_NODES];
+    uint32_t count;
+};
+
+/* Adds the node or renews what is known of it. */
+td_err rt_nodes_up(struct rt_nodes *ns, const struct td_wire_node_info *info,
+                   struct rt_node **out_node) TD_MUST_CHECK;
+void rt_nodes_down(struct rt_nodes *ns, uint64_t epoch);
+struct rt_node *rt_nodes_find(struct rt_nodes *ns, uint64_t epoch);
+/* Takes a report; returns false when its sequence shows a gap (ask for a full one; the report is
+ * used all the same). */
+bool rt_node_report(struct rt_node *n, const struct td_wire_state *s);
+/* True when new work may be sent for this role. */
+bool rt_node_usable(const struct rt_node *n, enum td_role role);
+/* Usable nodes of a role: READY counts. */
+uint32_t rt_nodes_ready(const struct rt_nodes *ns, enum td_role role);
+
+#endif

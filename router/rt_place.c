@@ -1,0 +1,211 @@
+#include "router/rt_place.h"
+
+#include <string.h>
+
+/* Costs assumed of a node that has not measured itself yet. */
+#define DEFAULT_PREFILL_US_PER_KTOK 500000u
+#define DEFAULT_DECODE_STEP_US      20000u
+/* Output length assumed when the client only gave a bound: long bounds are seldom reached. */
+#define EXPECTED_OUTPUT_CAP 256u
+
+uint32_t rt_blocks_needed(const struct rt_node *d, uint32_t n_prompt)
+{
+    return (n_prompt + d->block_tok) / d->block_tok; /* the prompt and at least one token more */
+}
+
+static bool avoided(const struct rt_place_request *r, uint64_t epoch)
+{
+    for (size_t i = 0; i < sizeof r->avoid / sizeof r->avoid[0] && r->avoid[i] != 0; i++) {
+        if (r->avoid[i] == epoch) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static uint32_t free_blocks(const struct rt_node *n)
+{
+    uint32_t have = n->state.blocks[TD_BLK_FREE] + n->state.blocks[TD_BLK_CACHED];
+    return have > n->unreported_blk ? have - n->unreported_blk : 0;
+}
+
+static int64_t prefill_cost(const struct rt_node *p, uint64_t tokens)
+{
+    uint64_t per_ktok = p->state.prefill_us_per_ktok != 0 ? p->state.prefill_us_per_ktok
+                                                          : DEFAULT_PREFILL_US_PER_KTOK;
+    return (int64_t)(tokens * per_ktok / 1000u);
+}
+
+static int64_t predict_prefill(const struct rt_node *p, uint32_t n_prompt)
+{
+    uint64_t waiting = p->state.queued_prompt_tok + p->unreported_tok;
+    if (waiting < p->pending_tok) {
+        waiting = p->pending_tok;
+    }
+    return prefill_cost(p, waiting + n_prompt);
+}
+
+static uint64_t step_us(const struct rt_node *d)
+{
+    return d->state.decode_step_us != 0 ? d->state.decode_step_us : DEFAULT_DECODE_STEP_US;
+}
+
+static uint32_t running_on(const struct rt_node *d)
+{
+    uint32_t reported = d->state.running_requests + d->state.queued_requests;
+    return reported > d->inflight ? reported : d->inflight;
+}
+
+/* A step's time grows with its rows; until the node says otherwise one row more costs an eighth of
+ * a step. */
+static int64_t predict_decode(const struct rt_node *d, const struct rt_place_request *r)
+{
+    uint64_t out = r->max_output < EXPECTED_OUTPUT_CAP ? r->max_output : EXPECTED_OUTPUT_CAP;
+    uint64_t step = step_us(d) + step_us(d) * running_on(d) / 8u / (running_on(d) / 8u + 1u);
+    return (int64_t)(out * step);
+}
+
+static int64_t predict_wait(const struct rt_node *d, uint32_t n_prompt)
+{
+    uint32_t need = rt_blocks_needed(d, n_prompt), have = free_blocks(d);
+    if (have >= need && running_on(d) < d->max_seqs) {
+        return 0;
+    }
+    /* Blocks come back as running works end: assume each gives its share back after an average
+     * output. */
+    uint32_t missing = have >= need ? 1 : need - have;
+    return (int64_t)(missing * step_us(d) * 16u);
+}
+
+/* Why this pair cannot run the request at all, or cannot now (OVERLOADED). */
+static td_err pair_fits(const struct rt_placer *pl, const struct rt_node *p,
+                        const struct rt_node *d, const struct rt_place_request *r)
+{
+    if (p->layout_id != d->layout_id || p->numerics_id != d->numerics_id) {
+        return TD_ERR_NO_PAIR;
+    }
+    if (p != d && (p->address_len == 0 || d->address_len == 0)) {
+        return TD_ERR_NO_PAIR;
+    }
+    uint32_t ctx = p->max_model_len < d->max_model_len ? p->max_model_len : d->max_model_len;
+    if (r->n_prompt >= ctx) {
+        return TD_ERR_CONTEXT_LENGTH;
+    }
+    if (rt_blocks_needed(d, r->n_prompt) > d->n_blocks ||
+        rt_blocks_needed(p, r->n_prompt) > p->n_blocks) {
+        return TD_ERR_NO_CAPACITY;
+    }
+    if (p->inflight >= pl->max_node_queue || d->inflight >= d->max_seqs + pl->max_node_queue) {
+        return TD_ERR_OVERLOADED;
+    }
+    return TD_OK;
+}
+
+static void remember(struct rt_decision *out, const struct rt_candidate *c)
+{
+    if (out->n_candidates < RT_MAX_CANDIDATES) {
+        out->candidates[out->n_candidates] = *c;
+    }
+    out->n_candidates++;
+}
+
+static void score(const struct rt_node *p, const struct rt_node *d,
+                  const struct rt_place_request *r, struct rt_candidate *c)
+{
+    c->prefill_us = predict_prefill(p, r->n_prompt);
+    c->wait_us = predict_wait(d, r->n_prompt);
+    c->decode_us = predict_decode(d, r);
+    /* D's wait runs beside the prefill; only the longer of the two delays the start of decoding. */
+    int64_t start = c->prefill_us > c->wait_us ? c->prefill_us : c->wait_us;
+    c->score_us = start + c->decode_us;
+    if (avoided(r, p->epoch) || avoided(r, d->epoch)) {
+        c->score_us += INT64_C(3600000000); /* only when nothing else is left */
+    }
+}
+
+/* The refusal that says most: a pair that is merely full beats one that can never fit. */
+static td_err worse(td_err a, td_err b)
+{
+    static const td_err order[] = {TD_ERR_OVERLOADED, TD_ERR_CONTEXT_LENGTH, TD_ERR_NO_CAPACITY,
+                                   TD_ERR_NO_PAIR};
+    for (size_t i = 0; i < sizeof order / sizeof order[0]; i++) {
+        if (a == order[i] || b == order[i]) {
+            return order[i];
+        }
+    }
+    return TD_ERR_NO_NODE;
+}
+
+struct search {
+    struct rt_placer *pl;
+    const struct rt_place_request *r;
+    struct rt_decision *out;
+    int64_t best;
+    uint32_t fitting; /* pairs that fit so far */
+    td_err why;
+};
+
+static void consider(struct search *s, struct rt_node *p, struct rt_node *d)
+{
+    struct rt_candidate c = {.p_epoch = p->epoch, .d_epoch = d->epoch};
+    c.excluded = pair_fits(s->pl, p, d, s->r);
+    if (c.excluded != TD_OK) {
+        s->why = s->why == TD_OK ? c.excluded : worse(s->why, c.excluded);
+        remember(s->out, &c);
+        return;
+    }
+    score(p, d, s->r, &c);
+    remember(s->out, &c);
+    s->fitting++;
+    if (s->pl->policy == RT_POLICY_PREDICT && c.score_us < s->best) {
+        s->best = c.score_us;
+        s->out->p = p;
+        s->out->d = d;
+        s->out->predicted_ttft_us = c.prefill_us;
+        s->out->predicted_us = c.score_us;
+    }
+}
+
+static void pick_round_robin(struct search *s, struct rt_nodes *ns)
+{
+    uint32_t want = s->pl->next++ % s->fitting, seen = 0;
+    for (uint32_t i = 0; i < s->out->n_candidates && i < RT_MAX_CANDIDATES; i++) {
+        const struct rt_candidate *c = &s->out->candidates[i];
+        if (c->excluded == TD_OK && seen++ == want) {
+            s->out->p = rt_nodes_find(ns, c->p_epoch);
+            s->out->d = rt_nodes_find(ns, c->d_epoch);
+            s->out->predicted_ttft_us = c->prefill_us;
+            s->out->predicted_us = c->score_us;
+        }
+    }
+}
+
+td_err rt_place(struct rt_placer *pl, struct rt_nodes *ns, const struct rt_place_request *r,
+                struct rt_decision *out)
+{
+    memset(out, 0, sizeof *out);
+    struct search s = {.pl = pl, .r = r, .out = out, .best = INT64_MAX, .why = TD_OK};
+    for (uint32_t i = 0; i < RT_MAX_NODES; i++) {
+        struct rt_node *d = &ns->list[i];
+        if (!rt_node_usable(d, TD_ROLE_DECODE)) {
+            continue;
+        }
+        if (d->role == TD_ROLE_BOTH) {
+            consider(&s, d, d);
+            continue; /* such a node prefills for itself only */
+        }
+        for (uint32_t k = 0; k < RT_MAX_NODES; k++) {
+            struct rt_node *p = &ns->list[k];
+            if (p != d && p->role == TD_ROLE_PREFILL && rt_node_usable(p, TD_ROLE_PREFILL)) {
+                consider(&s, p, d);
+            }
+        }
+    }
+    if (s.fitting == 0) {
+        return s.why == TD_OK ? TD_ERR_NO_NODE : s.why;
+    }
+    if (pl->policy == RT_POLICY_ROUND_ROBIN) {
+        pick_round_robin(&s, ns);
+    }
+    return out->p != NULL ? TD_OK : TD_ERR_NO_NODE;
+}

@@ -1,0 +1,54 @@
+/* rt_place.h - placement: which pair (P, D) runs a request, by least predicted completion.
+ *
+ * The predictor is named "queue-linear": completion = (prompt tokens waiting on P + own prompt) *
+ * P's measured cost per token + transfer tail + wait for D's blocks + expected output * D's
+ * measured step time, grown with its batch. A node that serves both roles is a candidate pair of
+ * its own (it prefills locally: decision "decode-only"). "round-robin" exists to be beaten
+ * (tests/unit/router/rt_place_test.c) and as a fallback by configuration. Pure function of the node
+ * table. Failure: TD_ERR_NO_NODE (a role has no usable node), TD_ERR_NO_PAIR (none fit together),
+ * TD_ERR_OVERLOADED (all fitting pairs are full: keep the request queued), TD_ERR_CONTEXT_LENGTH,
+ * TD_ERR_NO_CAPACITY (no node's whole pool could ever hold it).
+ */
+#ifndef ROUTER_RT_PLACE_H
+#define ROUTER_RT_PLACE_H
+
+#include <stdint.h>
+
+#include "common/base/err.h"
+#include "router/rt_nodes.h"
+
+enum rt_policy { RT_POLICY_PREDICT, RT_POLICY_ROUND_ROBIN };
+
+struct rt_place_request {
+    uint32_t n_prompt, max_output;
+    uint64_t avoid[4]; /* node epochs that failed this request; 0-terminated or full */
+};
+
+struct rt_candidate { /* for `explain` */
+    uint64_t p_epoch, d_epoch;
+    td_err excluded;                        /* TD_OK: scored */
+    int64_t prefill_us, wait_us, decode_us; /* predicted parts */
+    int64_t score_us;
+};
+
+#define RT_MAX_CANDIDATES 64
+struct rt_decision {
+    struct rt_node *p, *d; /* equal: local prefill */
+    int64_t predicted_ttft_us, predicted_us;
+    uint32_t n_candidates; /* seen; the first RT_MAX_CANDIDATES are kept */
+    struct rt_candidate candidates[RT_MAX_CANDIDATES];
+};
+
+struct rt_placer {
+    enum rt_policy policy;
+    uint32_t next; /* round robin */
+    uint32_t
+        max_node_queue; /* works waiting on one prefill node before the router keeps them itself */
+};
+
+td_err rt_place(struct rt_placer *pl, struct rt_nodes *ns, const struct rt_place_request *r,
+                struct rt_decision *out) TD_MUST_CHECK;
+/* KV blocks a request needs at D when it joins. */
+uint32_t rt_blocks_needed(const struct rt_node *d, uint32_t n_prompt);
+
+#endif

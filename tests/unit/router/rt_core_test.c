@@ -1,0 +1,427 @@
+/* The router core against scripted nodes: each test says what a client must see. */
+#include <cmocka.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "common/base/clock.h"
+#include "common/base/log.h"
+#include "common/base/mem.h"
+#include "router/rt_core.h"
+
+#define P0 0xa0u
+#define P1 0xa1u
+#define D0 0xd0u
+#define D1 0xd1u
+
+struct bench {
+    struct rt_core *core;
+    struct rt_actions acts;
+    int64_t now;
+    uint64_t state_seq[256];
+};
+
+static void step(struct bench *b, const struct rt_event *ev, uint64_t *counter)
+{
+    rt_actions_reset(&b->acts);
+    rt_core_step(b->core, b->now, ev, &b->acts, counter);
+    assert_false(b->acts.overflow);
+    assert_int_equal(rt_core_check(b->core), TD_OK);
+}
+
+static void node_state(struct bench *b, uint64_t epoch, enum td_role role, uint64_t queued_tok,
+                       uint32_t free_blk)
+{
+    struct td_wire_msg m = {.type = TD_WIRE_STATE};
+    m.state = (struct td_wire_state){.seq = ++b->state_seq[epoch],
+                                     .full = true,
+                                     .ready = true,
+                                     .role = role,
+                                     .queued_prompt_tok = queued_tok,
+                                     .prefill_us_per_ktok = 100000,
+                                     .decode_step_us = 1000};
+    m.state.blocks[TD_BLK_FREE] = free_blk;
+    step(b, &(struct rt_event){.type = RT_EV_NODE_MSG, .node_epoch = epoch, .msg = &m}, NULL);
+}
+
+static void node_up(struct bench *b, uint64_t epoch, enum td_role role, uint64_t layout)
+{
+    static const uint8_t addr[4] = {1, 2, 3, 4};
+    struct td_wire_rank rank = {.address = addr, .address_len = 4};
+    struct td_wire_node_info i = {.epoch = epoch,
+                                  .name = "n",
+                                  .version = "",
+                                  .model_name = "m",
+                                  .numerics = "",
+                                  .admin_address = "",
+                                  .role = role,
+                                  .layout = {.id = layout, .block_tok = 16},
+                                  .numerics_id = 7,
+                                  .max_model_len = 1024,
+                                  .n_blocks = 100,
+                                  .max_seqs = 8,
+                                  .n_ranks = 1,
+                                  .ranks = &rank};
+    step(b, &(struct rt_event){.type = RT_EV_NODE_UP, .node_info = &i}, NULL);
+    node_state(b, epoch, role, 0, 100);
+}
+
+static int setup(void **state)
+{
+    struct bench *b = td_zalloc(1, sizeof *b);
+    struct rt_core_params p = {.epoch = 0x77,
+                               .max_requests = 64,
+                               .max_queue = 4,
+                               .max_queue_bytes = 1 << 20,
+                               .max_node_queue = 2,
+                               .max_replays = 2,
+                               .resume = true,
+                               .pair_wait_us = 5000000,
+                               .close_wait_us = 10000000,
+                               .model_name = "m"};
+    td_log_set_level(TD_LOG_ERROR);
+    assert_int_equal(rt_core_create(&p, &b->core), TD_OK);
+    assert_int_equal(rt_actions_init(&b->acts), TD_OK);
+    b->now = 1000;
+    *state = b;
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    struct bench *b = *state;
+    rt_core_destroy(b->core);
+    rt_actions_fini(&b->acts);
+    free(b);
+    return 0;
+}
+
+static const int32_t prompt[40] = {1, 2, 3};
+
+static uint64_t submit(struct bench *b, uint32_t max_tokens, int32_t priority)
+{
+    struct rt_submit s = {.prompt = prompt,
+                          .n_prompt = 40,
+                          .sampling = {.max_tokens = max_tokens, .temperature = 0},
+                          .priority = priority,
+                          .budget_us = 60000000,
+                          .tenant = "t",
+                          .request_id = "r",
+                          .user = b};
+    uint64_t counter = 0;
+    step(b, &(struct rt_event){.type = RT_EV_SUBMIT, .submit = &s}, &counter);
+    return counter;
+}
+
+static const struct rt_action *find(const struct bench *b, enum rt_action_type type, uint64_t node,
+                                    enum td_wire_type msg)
+{
+    for (uint32_t i = 0; i < b->acts.n; i++) {
+        const struct rt_action *a = &b->acts.list[i];
+        if (a->type == type &&
+            (type != RT_DO_SEND || (a->node_epoch == node && a->msg->type == msg))) {
+            return a;
+        }
+    }
+    return NULL;
+}
+
+static void token(struct bench *b, uint64_t node, uint64_t counter, uint32_t attempt,
+                  uint32_t index, int32_t id, enum td_finish finish)
+{
+    struct td_wire_token t = {.id = {.router_epoch = 0x77, .counter = counter, .attempt = attempt},
+                              .index = index,
+                              .token = id,
+                              .finish = finish};
+    struct td_wire_msg m = {.type = TD_WIRE_TOKENS, .tokens = {.n = 1, .tokens = &t}};
+    step(b, &(struct rt_event){.type = RT_EV_NODE_MSG, .node_epoch = node, .msg = &m}, NULL);
+}
+
+static void end(struct bench *b, uint64_t node, uint64_t counter, uint32_t attempt, td_err err)
+{
+    struct td_wire_msg m = {.type = TD_WIRE_END};
+    m.end =
+        (struct td_wire_end){.id = {.router_epoch = 0x77, .counter = counter, .attempt = attempt},
+                             .err = err,
+                             .text = "",
+                             .stages = {.transport = "shm", .kv_bytes = 5}};
+    step(b, &(struct rt_event){.type = RT_EV_NODE_MSG, .node_epoch = node, .msg = &m}, NULL);
+}
+
+static void lost(struct bench *b, uint64_t node)
+{
+    step(b, &(struct rt_event){.type = RT_EV_NODE_LOST, .node_epoch = node}, NULL);
+}
+
+static void pair(struct bench *b)
+{
+    node_up(b, P0, TD_ROLE_PREFILL, 1);
+    node_up(b, D0, TD_ROLE_DECODE, 1);
+}
+
+static void a_request_goes_to_both_nodes_and_ends_once(void **state)
+{
+    struct bench *b = *state;
+    pair(b);
+    uint64_t c = submit(b, 3, 0);
+    assert_int_not_equal(c, 0);
+    const struct rt_action *p = find(b, RT_DO_SEND, P0, TD_WIRE_PREFILL),
+                           *d = find(b, RT_DO_SEND, D0, TD_WIRE_RESERVE);
+    assert_non_null(p);
+    assert_non_null(d);
+    assert_memory_equal(&p->msg->prefill.ticket, &d->msg->reserve.ticket,
+                        sizeof(struct td_wire_ticket));
+    assert_int_equal(d->msg->reserve.mode, TD_RESERVE_REMOTE);
+    token(b, P0, c, 0, 0, 11, TD_FINISH_NONE);
+    assert_int_equal(find(b, RT_DO_TOKEN, 0, 0)->token, 11);
+    token(b, D0, c, 0, 0, 11, TD_FINISH_NONE); /* D says the first token too */
+    assert_null(find(b, RT_DO_TOKEN, 0, 0));
+    end(b, P0, c, 0, TD_OK);
+    token(b, D0, c, 0, 1, 12, TD_FINISH_NONE);
+    token(b, D0, c, 0, 2, 13, TD_FINISH_LENGTH);
+    assert_int_equal(find(b, RT_DO_TOKEN, 0, 0)->finish, TD_FINISH_LENGTH);
+    assert_null(find(b, RT_DO_END, 0, 0));
+    end(b, D0, c, 0, TD_OK);
+    const struct rt_action *e = find(b, RT_DO_END, 0, 0);
+    assert_int_equal(e->err, TD_OK);
+    assert_int_equal(e->n_output, 3);
+    assert_string_equal(e->stages.transport, "shm");
+    assert_int_equal(rt_core_count(b->core, RT_FREE), 64);
+}
+
+static void without_nodes_a_request_is_refused_at_once(void **state)
+{
+    struct bench *b = *state;
+    assert_int_equal(submit(b, 3, 0), 0);
+    assert_int_equal(find(b, RT_DO_END, 0, 0)->err, TD_ERR_NO_NODE);
+    node_up(b, D0, TD_ROLE_DECODE, 1);
+    assert_int_equal(submit(b, 3, 0), 0);
+    assert_int_equal(find(b, RT_DO_END, 0, 0)->err, TD_ERR_NO_NODE);
+}
+
+static void nodes_of_unequal_layout_never_pair(void **state)
+{
+    struct bench *b = *state;
+    node_up(b, P0, TD_ROLE_PREFILL, 1);
+    node_up(b, D0, TD_ROLE_DECODE, 2);
+    assert_int_equal(submit(b, 3, 0), 0);
+    assert_int_equal(find(b, RT_DO_END, 0, 0)->err, TD_ERR_NO_PAIR);
+}
+
+static void prefill_lost_before_the_first_token_is_replayed_on_another(void **state)
+{
+    struct bench *b = *state;
+    pair(b);
+    uint64_t c = submit(b, 3, 0);
+    node_up(b, P1, TD_ROLE_PREFILL, 1);
+    lost(b, P0);
+    assert_null(find(b, RT_DO_END, 0, 0));
+    assert_non_null(find(b, RT_DO_SEND, D0, TD_WIRE_CANCEL));
+    const struct rt_action *p = find(b, RT_DO_SEND, P1, TD_WIRE_PREFILL);
+    assert_non_null(p);
+    assert_int_equal(p->msg->prefill.r.id.attempt, 1);
+    token(b, D0, c, 0, 0, 99, TD_FINISH_NONE); /* a late token of the old attempt */
+    assert_null(find(b, RT_DO_TOKEN, 0, 0));
+    token(b, P1, c, 1, 0, 11, TD_FINISH_NONE);
+    assert_int_equal(find(b, RT_DO_TOKEN, 0, 0)->token, 11);
+}
+
+static void a_replay_waits_for_a_pair_and_then_says_so(void **state)
+{
+    struct bench *b = *state;
+    pair(b);
+    (void)submit(b, 3, 0);
+    lost(b, P0);
+    assert_null(find(b, RT_DO_END, 0, 0));
+    b->now += 6000000;
+    step(b, &(struct rt_event){.type = RT_EV_TICK}, NULL);
+    assert_int_equal(find(b, RT_DO_END, 0, 0)->err, TD_ERR_NO_NODE);
+}
+
+static void decode_lost_after_tokens_resumes_with_them(void **state)
+{
+    struct bench *b = *state;
+    pair(b);
+    uint64_t c = submit(b, 5, 0);
+    token(b, P0, c, 0, 0, 11, TD_FINISH_NONE);
+    token(b, D0, c, 0, 1, 12, TD_FINISH_NONE);
+    node_up(b, D1, TD_ROLE_DECODE, 1);
+    lost(b, D0);
+    const struct rt_action *p = find(b, RT_DO_SEND, P0, TD_WIRE_PREFILL);
+    assert_non_null(p);
+    assert_int_equal(p->msg->prefill.r.n_prompt, 42);
+    assert_int_equal(p->msg->prefill.r.n_replayed, 2);
+    assert_int_equal(p->msg->prefill.r.prompt[41], 12);
+    token(b, P0, c, 1, 2, 13, TD_FINISH_NONE);
+    assert_int_equal(find(b, RT_DO_TOKEN, 0, 0)->index, 2);
+}
+
+static void two_deaths_under_one_request_end_it(void **state)
+{
+    struct bench *b = *state;
+    pair(b);
+    node_up(b, P1, TD_ROLE_PREFILL, 1);
+    (void)submit(b, 3, 0);
+    uint64_t first = find(b, RT_DO_SEND, P0, TD_WIRE_PREFILL) != NULL ? P0 : P1;
+    lost(b, first);
+    lost(b, first == P0 ? P1 : P0);
+    assert_int_equal(find(b, RT_DO_END, 0, 0)->err, TD_ERR_POISON);
+    assert_int_equal(rt_core_count(b->core, RT_CLOSING), 1); /* D has not acknowledged yet */
+}
+
+static void replays_are_counted(void **state)
+{
+    struct bench *b = *state;
+    pair(b);
+    uint64_t c = submit(b, 3, 0);
+    end(b, D0, c, 0, TD_ERR_STALLED);
+    end(b, D0, c, 1, TD_ERR_STALLED);
+    assert_null(find(b, RT_DO_END, 0, 0));
+    end(b, D0, c, 2, TD_ERR_STALLED);
+    assert_int_equal(find(b, RT_DO_END, 0, 0)->err, TD_ERR_REPLAYS);
+}
+
+static void cancel_stops_both_nodes_and_waits_for_them(void **state)
+{
+    struct bench *b = *state;
+    pair(b);
+    uint64_t c = submit(b, 3, 0);
+    step(b, &(struct rt_event){.type = RT_EV_CANCEL, .counter = c, .reason = TD_ERR_CANCELLED},
+         NULL);
+    assert_non_null(find(b, RT_DO_SEND, P0, TD_WIRE_CANCEL));
+    assert_non_null(find(b, RT_DO_SEND, D0, TD_WIRE_CANCEL));
+    assert_int_equal(find(b, RT_DO_END, 0, 0)->err, TD_ERR_CANCELLED);
+    for (int i = 0; i < 2; i++) {
+        struct td_wire_msg m = {.type = TD_WIRE_CANCEL_ACK};
+        m.cancel_ack.id = (struct td_work_id){.router_epoch = 0x77, .counter = c};
+        step(b,
+             &(struct rt_event){.type = RT_EV_NODE_MSG, .node_epoch = i == 0 ? P0 : D0, .msg = &m},
+             NULL);
+        assert_null(find(b, RT_DO_END, 0, 0));
+    }
+    assert_int_equal(rt_core_count(b->core, RT_FREE), 64);
+}
+
+static void a_full_queue_refuses_and_priority_goes_first(void **state)
+{
+    struct bench *b = *state;
+    pair(b);
+    uint64_t first = submit(b, 3, 0);
+    (void)submit(b, 3, 0);
+    for (int i = 0; i < 3; i++) {
+        assert_int_not_equal(submit(b, 3, 5), 0); /* two run on P0, these wait */
+    }
+    uint64_t urgent = submit(b, 3, -5);
+    assert_int_equal(rt_core_count(b->core, RT_QUEUED), 4);
+    assert_int_equal(submit(b, 3, 0), 0);
+    assert_int_equal(find(b, RT_DO_END, 0, 0)->err, TD_ERR_OVERLOADED);
+    token(b, P0, first, 0, 0, 1, TD_FINISH_NONE);
+    end(b, P0, first, 0, TD_OK);
+    const struct rt_action *p = find(b, RT_DO_SEND, P0, TD_WIRE_PREFILL);
+    assert_non_null(p);
+    assert_int_equal(p->msg->prefill.r.id.counter, urgent);
+}
+
+static void the_budget_ends_a_silent_request(void **state)
+{
+    struct bench *b = *state;
+    pair(b);
+    (void)submit(b, 3, 0);
+    b->now += 60000001;
+    step(b, &(struct rt_event){.type = RT_EV_TICK}, NULL);
+    assert_int_equal(find(b, RT_DO_END, 0, 0)->err, TD_ERR_BUDGET);
+    b->now += 10000001;
+    step(b, &(struct rt_event){.type = RT_EV_TICK}, NULL);
+    assert_int_equal(rt_core_count(b->core, RT_FREE), 64);
+    assert_int_equal(rt_core_next_deadline(b->core), TD_NEVER);
+}
+
+static void a_skipped_token_is_never_shown(void **state)
+{
+    struct bench *b = *state;
+    pair(b);
+    uint64_t c = submit(b, 5, 0);
+    token(b, P0, c, 0, 0, 11, TD_FINISH_NONE);
+    td_log_set_level(TD_LOG_ERROR);
+    token(b, D0, c, 0, 2, 13, TD_FINISH_NONE);
+    assert_null(find(b, RT_DO_TOKEN, 0, 0));
+    assert_non_null(find(b, RT_DO_SEND, D0, TD_WIRE_CANCEL));
+}
+
+static void a_node_of_both_roles_prefills_for_itself(void **state)
+{
+    struct bench *b = *state;
+    node_up(b, D0, TD_ROLE_BOTH, 1);
+    uint64_t c = submit(b, 1, 0);
+    const struct rt_action *d = find(b, RT_DO_SEND, D0, TD_WIRE_RESERVE);
+    assert_non_null(d);
+    assert_int_equal(d->msg->reserve.mode, TD_RESERVE_LOCAL);
+    assert_null(find(b, RT_DO_SEND, D0, TD_WIRE_PREFILL));
+    token(b, D0, c, 0, 0, 4, TD_FINISH_LENGTH);
+    end(b, D0, c, 0, TD_OK);
+    assert_int_equal(find(b, RT_DO_END, 0, 0)->err, TD_OK);
+    assert_int_equal(rt_core_count(b->core, RT_FREE), 64);
+}
+
+static void a_gap_in_reports_asks_for_a_full_one(void **state)
+{
+    struct bench *b = *state;
+    pair(b);
+    struct td_wire_msg m = {.type = TD_WIRE_STATE,
+                            .state = {.seq = 9, .ready = true, .role = TD_ROLE_PREFILL}};
+    step(b, &(struct rt_event){.type = RT_EV_NODE_MSG, .node_epoch = P0, .msg = &m}, NULL);
+    assert_non_null(find(b, RT_DO_SEND, P0, TD_WIRE_STATE_REQUEST));
+}
+
+static void draining_refuses_new_requests(void **state)
+{
+    struct bench *b = *state;
+    pair(b);
+    step(b, &(struct rt_event){.type = RT_EV_DRAIN}, NULL);
+    assert_int_equal(submit(b, 3, 0), 0);
+    assert_int_equal(find(b, RT_DO_END, 0, 0)->err, TD_ERR_DRAINING);
+}
+
+static void creation_survives_failing_allocations(void **state)
+{
+    (void)state;
+    struct rt_core_params p = {.epoch = 1, .max_requests = 8};
+    struct rt_core *core = NULL;
+    for (unsigned n = 1; n < 32; n++) {
+        td_mem_fail_nth(n);
+        td_err err = rt_core_create(&p, &core);
+        td_mem_fail_nth(0);
+        if (err == TD_OK) {
+            rt_core_destroy(core);
+            return;
+        }
+        assert_int_equal(err, TD_ERR_NO_MEMORY);
+    }
+    fail_msg("creation never succeeded");
+}
+
+int main(void)
+{
+#define T(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
+    const struct CMUnitTest tests[] = {
+        T(a_request_goes_to_both_nodes_and_ends_once),
+        T(without_nodes_a_request_is_refused_at_once),
+        T(nodes_of_unequal_layout_never_pair),
+        T(prefill_lost_before_the_first_token_is_replayed_on_another),
+        T(a_replay_waits_for_a_pair_and_then_says_so),
+        T(decode_lost_after_tokens_resumes_with_them),
+        T(two_deaths_under_one_request_end_it),
+        T(replays_are_counted),
+        T(cancel_stops_both_nodes_and_waits_for_them),
+        T(a_full_queue_refuses_and_priority_goes_first),
+        T(the_budget_ends_a_silent_request),
+        T(a_skipped_token_is_never_shown),
+        T(a_node_of_both_roles_prefills_for_itself),
+        T(a_gap_in_reports_asks_for_a_full_one),
+        T(draining_refuses_new_requests),
+        cmocka_unit_test(creation_survives_failing_allocations),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
