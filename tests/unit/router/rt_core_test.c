@@ -1,10 +1,11 @@
 /* The router core against scripted nodes: each test says what a client must see. */
-#include <cmocka.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+
+#include <cmocka.h>
 
 #include "common/base/clock.h"
 #include "common/base/log.h"

@@ -1,11 +1,12 @@
 /* Placement: the predictor against round robin on the same seeded arrivals, and the refusals with
  * their reasons. */
-#include <cmocka.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+
+#include <cmocka.h>
 
 #include "common/base/mem.h"
 #include "common/base/rng.h"
