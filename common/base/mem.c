@@ -43,7 +43,12 @@ void td_mem_fail_nth(unsigned n)
 
 void *td_zalloc(size_t count, size_t size)
 {
-    return must_fail() ? NULL : calloc(count > 0 ? count : 1, size > 0 ? size : 1);
+    size_t bytes;
+    /* Checked here, since ASan takes an overflow inside calloc for a bug instead of failing it. */
+    if (__builtin_mul_overflow(count, size, &bytes) || must_fail()) {
+        return NULL;
+    }
+    return calloc(1, bytes > 0 ? bytes : 1);
 }
 
 void *td_zalloc_aligned(size_t align, size_t bytes)

@@ -32,7 +32,7 @@ static inline void td_freep(void *p)
 
 #define TD_COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
-/* calloc with an overflow check (calloc has it) and the `alloc.fail` fault point; NULL when out of
+/* calloc with an overflow check and the `alloc.fail` fault point; NULL when out of
  * memory. */
 void *td_zalloc(size_t count, size_t size);
 /* Zeroed memory aligned to `align` (a power of two, at least 64); free with free(). */
