@@ -1,0 +1,274 @@
+/* Products with AVX-512 VNNI: R rows of a panel x C column groups in registers.
+ *
+ * Design: lanes are columns, so every column adds its blocks in the order of NUMERICS.md whatever R
+ * and C are. vpdpbusd takes the stored unsigned weights; what the offset adds is removed by
+ * starting the integer sum at -offset * (sum of the block's activations). Nibbles are split in
+ * registers: the shifts run on pipes that the products leave idle. One row streams weights and
+ * prefetches ahead.
+ */
+#include <immintrin.h>
+#include <string.h>
+
+#include "kernels/cpu/avx512/tk_avx512.h"
+#include "kernels/tk_internal.h"
+
+#define PREFETCH_AHEAD 8192
+
+struct operands {
+    const uint8_t *w; /* first tile of the first column group */
+    size_t w_stride;  /* to the next column group */
+    const int8_t *q;  /* first row of the panel, block 0 */
+    const struct tk_qblk *b;
+    uint32_t kb;
+};
+
+TK__INLINE __m512i quad_of(const int8_t *q, int i)
+{
+    int32_t v;
+    memcpy(&v, q + 4 * i, sizeof v);
+    return _mm512_set1_epi32(v);
+}
+
+TK__INLINE __m512i start_sum(enum tk_kind kind, const struct tk_qblk *b)
+{
+    if (kind == TK_Q4_OFF) {
+        return _mm512_set1_epi32(-8 * b->sum);
+    }
+    if (kind == TK_Q8_F16 || kind == TK_Q8_F32) {
+        return _mm512_set1_epi32(-128 * b->sum);
+    }
+    return _mm512_setzero_si512();
+}
+
+TK__INLINE __m512 scale(enum tk_kind kind, const uint8_t *tile, int which)
+{
+    bool nibbles = kind == TK_Q4_OFF || kind == TK_Q4_MIN || kind == TK_Q4_MINF;
+    const uint8_t *p = tile + (nibbles ? TK__NIBBLE_BYTES : TK__BYTE_BYTES);
+    if (kind == TK_Q4_OFF || kind == TK_Q4_MIN || kind == TK_Q8_F16) {
+        return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)(p + 32 * which)));
+    }
+    return _mm512_loadu_ps((const float *)(const void *)(p + 64 * which));
+}
+
+/* acc[R] takes one block of one column group. */
+TK__INLINE void block(enum tk_kind kind, int R, const uint8_t *tile, const int8_t *q,
+                      const struct tk_qblk *b, __m512 *acc)
+{
+    __m512i sum[TK_PANEL];
+    const __m512i low = _mm512_set1_epi8(15);
+    for (int r = 0; r < R; r++) {
+        sum[r] = start_sum(kind, b + r);
+    }
+    if (kind == TK_Q4_OFF || kind == TK_Q4_MIN || kind == TK_Q4_MINF) {
+        for (int j = 0; j < 4; j++) {
+            __m512i v = _mm512_loadu_si512(tile + 64 * j);
+            __m512i lo = _mm512_and_si512(v, low);
+            __m512i hi = _mm512_and_si512(_mm512_srli_epi16(v, 4), low);
+            for (int r = 0; r < R; r++) {
+                sum[r] = _mm512_dpbusd_epi32(sum[r], lo, quad_of(q + r * TK_QK, 2 * j));
+            }
+            for (int r = 0; r < R; r++) {
+                sum[r] = _mm512_dpbusd_epi32(sum[r], hi, quad_of(q + r * TK_QK, 2 * j + 1));
+            }
+        }
+    } else {
+        for (int j = 0; j < 8; j++) {
+            __m512i v = _mm512_loadu_si512(tile + 64 * j);
+            for (int r = 0; r < R; r++) {
+                sum[r] = _mm512_dpbusd_epi32(sum[r], v, quad_of(q + r * TK_QK, j));
+            }
+        }
+    }
+    __m512 d = scale(kind, tile, 0);
+    for (int r = 0; r < R; r++) {
+        __m512 s = _mm512_mul_ps(d, _mm512_set1_ps(b[r].d));
+        acc[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[r]), s, acc[r]);
+    }
+    if (kind == TK_Q4_MIN || kind == TK_Q4_MINF || kind == TK_Q8_MINF) {
+        __m512 m = scale(kind, tile, 1);
+        for (int r = 0; r < R; r++) {
+            acc[r] = _mm512_fmadd_ps(m, _mm512_set1_ps(b[r].s), acc[r]);
+        }
+    }
+}
+
+/* Q6_K: a scale for each half of the block. */
+TK__INLINE void block_halves(int R, const uint8_t *tile, const int8_t *q, const struct tk_qblk *b,
+                             __m512 *acc)
+{
+    __m512 d0 = scale(TK_Q8_HALVES, tile, 0), d1 = scale(TK_Q8_HALVES, tile, 1);
+    for (int r = 0; r < R; r++) {
+        __m512i s0 = _mm512_set1_epi32(-128 * b[r].sum_low);
+        __m512i s1 = _mm512_set1_epi32(-128 * (b[r].sum - b[r].sum_low));
+        for (int j = 0; j < 4; j++) {
+            __m512i v0 = _mm512_loadu_si512(tile + 64 * j);
+            __m512i v1 = _mm512_loadu_si512(tile + 64 * (j + 4));
+            s0 = _mm512_dpbusd_epi32(s0, v0, quad_of(q + r * TK_QK, j));
+            s1 = _mm512_dpbusd_epi32(s1, v1, quad_of(q + r * TK_QK, j + 4));
+        }
+        __m512 da = _mm512_set1_ps(b[r].d);
+        acc[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(s0), _mm512_mul_ps(d0, da), acc[r]);
+        acc[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(s1), _mm512_mul_ps(d1, da), acc[r]);
+    }
+}
+
+TK__INLINE void prefetch_tile(const uint8_t *tile, size_t bytes)
+{
+    for (size_t i = 0; i < bytes; i += 64) {
+        _mm_prefetch((const char *)tile + PREFETCH_AHEAD + i, _MM_HINT_T0);
+    }
+}
+
+/* acc[c * R + r] over all of K. */
+TK__INLINE void columns(enum tk_kind kind, int R, int C, const struct operands *o, __m512 *acc)
+{
+    const size_t tile_bytes = tk__layouts[kind].tile_bytes;
+    const uint8_t *w = o->w;
+    const int8_t *q = o->q;
+    const struct tk_qblk *b = o->b;
+    for (int i = 0; i < R * C; i++) {
+        acc[i] = _mm512_setzero_ps();
+    }
+    for (uint32_t i = 0; i < o->kb; i++) {
+        for (int c = 0; c < C; c++) {
+            const uint8_t *tile = w + (size_t)c * o->w_stride;
+            if (R == 1) {
+                prefetch_tile(tile, tile_bytes);
+            }
+            if (kind == TK_Q8_HALVES) {
+                block_halves(R, tile, q, b, acc + c * R);
+            } else {
+                block(kind, R, tile, q, b, acc + c * R);
+            }
+        }
+        w += tile_bytes;
+        q += TK__PANEL_BYTES;
+        b += TK_PANEL;
+    }
+}
+
+TK__INLINE void store(const struct tk_gemm *g, uint32_t t, uint32_t row, int R, const __m512 *acc)
+{
+    uint32_t left = g->w->n - t * TK_LANES;
+    __mmask16 mask = left >= TK_LANES ? (__mmask16)0xffff : (__mmask16)((1u << left) - 1);
+    float *y = g->y + (size_t)row * g->y_stride + (size_t)t * TK_LANES;
+    for (int r = 0; r < R; r++, y += g->y_stride) {
+        __m512 v = acc[r];
+        if (g->add) {
+            v = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, y), v);
+        }
+        _mm512_mask_storeu_ps(y, mask, v);
+    }
+}
+
+TK__INLINE void panel(enum tk_kind kind, int R, int C, const struct tk_gemm *g, uint32_t t,
+                      uint32_t row)
+{
+    uint32_t kb = g->w->k / TK_QK;
+    size_t at = (size_t)((g->row0 + row) / TK_PANEL) * kb * TK_PANEL;
+    size_t stride = (size_t)kb * g->w->tile_bytes;
+    struct operands o = {g->w->data + t * stride, stride, g->a->q + at * TK_QK, g->a->b + at, kb};
+    __m512 acc[8];
+    columns(kind, R, C, &o, acc);
+    for (int c = 0; c < C; c++) {
+        store(g, t + (uint32_t)c, row, R, acc + c * R);
+    }
+}
+
+/* The rows that are left over when m is no multiple of 8. */
+TK__INLINE void tail(enum tk_kind kind, uint32_t R, const struct tk_gemm *g, uint32_t t,
+                     uint32_t row)
+{
+    switch (R) {
+    case 1:
+        panel(kind, 1, 1, g, t, row);
+        break;
+    case 2:
+        panel(kind, 2, 1, g, t, row);
+        break;
+    case 3:
+        panel(kind, 3, 1, g, t, row);
+        break;
+    case 4:
+        panel(kind, 4, 1, g, t, row);
+        break;
+    case 5:
+        panel(kind, 5, 1, g, t, row);
+        break;
+    case 6:
+        panel(kind, 6, 1, g, t, row);
+        break;
+    default:
+        panel(kind, 7, 1, g, t, row);
+        break;
+    }
+}
+
+TK__INLINE void tiles(enum tk_kind kind, const struct tk_gemm *g, uint32_t t, uint32_t end)
+{
+    if (g->m == 1) {
+        for (; t + 4 <= end; t += 4) {
+            panel(kind, 1, 4, g, t, 0);
+        }
+    }
+    for (; t < end; t++) {
+        uint32_t row = 0;
+        for (; row + TK_PANEL <= g->m; row += TK_PANEL) {
+            panel(kind, 8, 1, g, t, row);
+        }
+        if (row < g->m) {
+            tail(kind, g->m - row, g, t, row);
+        }
+    }
+}
+
+/* One function per kind, so that each is compiled for its own layout. */
+#define KIND_FN(name, kind)                                                                        \
+    static void name(const struct tk_gemm *g, uint32_t t, uint32_t end)                            \
+    {                                                                                              \
+        tiles(kind, g, t, end);                                                                    \
+    }
+KIND_FN(gemm_q4_off, TK_Q4_OFF)
+KIND_FN(gemm_q4_min, TK_Q4_MIN)
+KIND_FN(gemm_q4_minf, TK_Q4_MINF)
+KIND_FN(gemm_q8_f16, TK_Q8_F16)
+KIND_FN(gemm_q8_f32, TK_Q8_F32)
+KIND_FN(gemm_q8_minf, TK_Q8_MINF)
+KIND_FN(gemm_q8_halves, TK_Q8_HALVES)
+
+/* f32 numerics: k in order, one fma each. */
+static void gemm_f32(const struct tk_gemm *g, uint32_t t, uint32_t end)
+{
+    uint32_t k = g->w->k;
+    for (; t < end; t++) {
+        const float *w = (const float *)(const void *)(g->w->data + (size_t)t * k * TK_LANES * 4);
+        for (uint32_t row = 0; row < g->m; row += 4) {
+            uint32_t rows = g->m - row < 4 ? g->m - row : 4;
+            const float *x[4];
+            __m512 acc[4];
+            for (uint32_t r = 0; r < 4; r++) {
+                x[r] = g->a->x + (size_t)(g->row0 + row + (r < rows ? r : 0)) * k;
+                acc[r] = _mm512_setzero_ps();
+            }
+            for (uint32_t i = 0; i < k; i++) {
+                __m512 v = _mm512_loadu_ps(w + (size_t)i * TK_LANES);
+                for (int r = 0; r < 4; r++) {
+                    acc[r] = _mm512_fmadd_ps(v, _mm512_set1_ps(x[r][i]), acc[r]);
+                }
+            }
+            for (uint32_t r = 0; r < rows; r++) {
+                store(g, t, row + r, 1, &acc[r]);
+            }
+        }
+    }
+}
+
+void tk__avx512_gemm(const struct tk_gemm *g, uint32_t tile0, uint32_t n_tiles)
+{
+    static void (*const by_kind[TK_N_KINDS])(const struct tk_gemm *, uint32_t, uint32_t) = {
+        [TK_Q4_OFF] = gemm_q4_off,       [TK_Q4_MIN] = gemm_q4_min, [TK_Q4_MINF] = gemm_q4_minf,
+        [TK_Q8_F16] = gemm_q8_f16,       [TK_Q8_F32] = gemm_q8_f32, [TK_Q8_MINF] = gemm_q8_minf,
+        [TK_Q8_HALVES] = gemm_q8_halves, [TK_F32] = gemm_f32,
+    };
+    by_kind[g->w->kind](g, tile0, tile0 + n_tiles);
+}
