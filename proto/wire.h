@@ -1,12 +1,15 @@
 /* wire.h - the messages of tandem.wire.v1 as plain structs, and the only way from and to bytes.
  *
- * What: one tagged union. td_wire_decode() unpacks the protobuf, checks every length, count, enum and range against
- * the bounds below and copies into an arena; code behind it may trust what it reads. td_wire_encode() packs.
- * Not: framing, sessions, authentication (common/io/link_session.h).
- * Used by: control link (router <-> node) and data plane (node <-> node: TABLE, RECORD, TAKEN, ABORT).
- * Owner: the caller; pointers inside a decoded message live as long as its arena. Thread: any.
- * Failure: TD_ERR_PROTOCOL for bytes that do not decode or break a bound; TD_ERR_UNKNOWN_REQUIRES when `requires`
- * names a feature this build does not know (the message is still filled up to its id, so that it can be refused).
+ * What: one tagged union. td_wire_decode() unpacks the protobuf, checks every length, count, enum
+ * and range against the bounds below and copies into an arena; code behind it may trust what it
+ * reads. td_wire_encode() packs. Not: framing, sessions, authentication (common/io/link_session.h).
+ * Used by: control link (router <-> node) and data plane (node <-> node: TABLE, RECORD, TAKEN,
+ * ABORT). Owner: the caller; pointers inside a decoded message live as long as its arena. Thread:
+ * any. Failure: TD_ERR_PROTOCOL for bytes that do not decode or break a bound;
+ * TD_ERR_UNKNOWN_REQUIRES when `requires` names a feature this build does not know (the message is
+ * still filled up to its id, so that it can be refused); TD_ERR_NO_MEMORY when the arena is full. A
+ * message of a type that this build does not know decodes as TD_WIRE_NONE: ignore it. Encoding
+ * checks the same bounds (TD_ERR_TOO_LARGE); texts for people are cut to TD_WIRE_MAX_TEXT.
  * Compatibility: proto/README.md.
  */
 #ifndef TD_PROTO_WIRE_H
@@ -42,8 +45,8 @@ struct td_work_id {
 
 static inline bool td_work_id_eq(const struct td_work_id *a, const struct td_work_id *b)
 {
-    return a->router_epoch == b->router_epoch && a->counter == b->counter && a->attempt == b->attempt &&
-           a->choice == b->choice;
+    return a->router_epoch == b->router_epoch && a->counter == b->counter &&
+           a->attempt == b->attempt && a->choice == b->choice;
 }
 
 enum td_role { TD_ROLE_PREFILL = 1, TD_ROLE_DECODE = 2, TD_ROLE_BOTH = 3 };
@@ -58,9 +61,16 @@ enum td_blk_state {
     TD_BLK_QUARANTINED,
     TD_BLK_STATES
 };
-enum td_finish { TD_FINISH_NONE, TD_FINISH_STOP, TD_FINISH_LENGTH, TD_FINISH_ABORT, TD_FINISH_ERROR };
+enum td_finish {
+    TD_FINISH_NONE,
+    TD_FINISH_STOP,
+    TD_FINISH_LENGTH,
+    TD_FINISH_ABORT,
+    TD_FINISH_ERROR
+};
 
-/* Minted by the router for one (attempt, P, D); D checks it before it answers P and P before it pushes. */
+/* Minted by the router for one (attempt, P, D); D checks it before it answers P and P before it
+ * pushes. */
 struct td_wire_ticket {
     uint64_t p_epoch, d_epoch;
     uint8_t nonce[16];
@@ -70,8 +80,8 @@ struct td_wire_ticket {
 /* What P and D both need to know about a request. */
 struct td_wire_request {
     struct td_work_id id;
-    uint32_t budget_ms; /* time left */
-    int32_t priority;   /* lower runs first */
+    uint32_t budget_ms;                                      /* time left */
+    int32_t priority;                                        /* lower runs first */
     const char *tenant, *traceparent, *request_id, *adapter; /* never NULL; "" when absent */
     uint32_t kv_group;
     uint64_t numerics_id, layout_id;
@@ -88,7 +98,10 @@ struct td_wire_prefill { /* router -> P */
     const char *decode_node;
 };
 
-enum td_reserve_mode { TD_RESERVE_REMOTE = 1, TD_RESERVE_LOCAL = 2 }; /* LOCAL: D prefills by itself */
+enum td_reserve_mode {
+    TD_RESERVE_REMOTE = 1,
+    TD_RESERVE_LOCAL = 2
+}; /* LOCAL: D prefills by itself */
 
 struct td_wire_reserve { /* router -> D */
     struct td_wire_request r;
@@ -103,7 +116,8 @@ struct td_wire_cancel { /* router -> node; legal in every state, idempotent */
     struct td_work_id id;
     td_err reason;
 };
-struct td_wire_cancel_ack { /* node -> router: no new work, and blocks are given back or quarantined */
+struct td_wire_cancel_ack { /* node -> router: no new work, and blocks are given back or quarantined
+                             */
     struct td_work_id id;
     bool known;
 };
@@ -122,7 +136,8 @@ struct td_wire_tokens { /* node -> router: everything one engine step produced f
 };
 
 struct td_wire_stages { /* measured where they happen; 0 when the stage did not occur */
-    uint64_t prefill_queue_us, prefill_us, transfer_us, transfer_exposed_us, decode_queue_us, decode_us;
+    uint64_t prefill_queue_us, prefill_us, transfer_us, transfer_exposed_us, decode_queue_us,
+        decode_us;
     uint64_t kv_bytes, cached_tokens, prompt_tokens, output_tokens;
     const char *transport; /* "" when nothing moved */
 };
@@ -169,22 +184,25 @@ struct td_wire_table { /* D -> P: push here */
     struct td_wire_ticket ticket;
     uint64_t land; /* D's handle: comes back in every slice header */
     uint64_t layout_id;
-    uint32_t first_tok, n_tok; /* tokens wanted: [first_tok, first_tok + n_tok); the first are cached on D */
+    uint32_t first_tok,
+        n_tok; /* tokens wanted: [first_tok, first_tok + n_tok); the first are cached on D */
     uint32_t n_blocks;
     const struct td_block_ref *blocks; /* of those tokens */
+    uint32_t kv_group;
 };
 struct td_wire_record { /* P -> D: the hand-over; only a record that verifies lets D start */
     struct td_work_id id;
     uint64_t land, p_epoch, d_epoch, layout_id, numerics_id;
-    uint32_t n_tok;   /* tokens whose KV was pushed, counted from position 0 */
+    uint32_t n_tok;    /* tokens whose KV was pushed, counted from position 0 */
     uint32_t n_slices; /* layers * chunks posted */
     int32_t first_token;
     float first_logprob;
     enum td_finish finish; /* of the first token */
     uint64_t seed;
-    struct td_wire_stages stages; /* P's part */
+    struct td_wire_stages stages;   /* P's part */
     const uint8_t *grammar, *draft; /* state blobs; reserved */
     uint32_t grammar_len, draft_len;
+    uint32_t kv_group;
 };
 struct td_wire_taken { /* D -> P: P may free its copy (OK), or D threw the KV away */
     struct td_work_id id;
@@ -243,7 +261,8 @@ struct td_wire_msg {
 /* Appends the encoded message to `out`. */
 td_err td_wire_encode(const struct td_wire_msg *m, struct td_buf *out) TD_MUST_CHECK;
 /* Decodes one message; everything it points at is in `arena`. */
-td_err td_wire_decode(const uint8_t *data, size_t len, struct td_arena *arena, struct td_wire_msg *out) TD_MUST_CHECK;
+td_err td_wire_decode(const uint8_t *data, size_t len, struct td_arena *arena,
+                      struct td_wire_msg *out) TD_MUST_CHECK;
 /* The id the message is about, or NULL (TOKENS, STATE, ...). */
 const struct td_work_id *td_wire_id(const struct td_wire_msg *m);
 const char *td_wire_type_name(enum td_wire_type t);
@@ -276,13 +295,16 @@ struct td_wire_router_info {
     const char *name, *version;
     uint32_t version_min, version_max;
     uint64_t features;
-    uint8_t model_id[32], tokenizer_hash[32], template_hash[32]; /* of the file the router tokenises with */
+    uint8_t model_id[32], tokenizer_hash[32],
+        template_hash[32]; /* of the file the router tokenises with */
 };
 
-td_err td_wire_node_info_encode(const struct td_wire_node_info *i, struct td_buf *out) TD_MUST_CHECK;
+td_err td_wire_node_info_encode(const struct td_wire_node_info *i,
+                                struct td_buf *out) TD_MUST_CHECK;
 td_err td_wire_node_info_decode(const uint8_t *data, size_t len, struct td_arena *arena,
                                 struct td_wire_node_info *out) TD_MUST_CHECK;
-td_err td_wire_router_info_encode(const struct td_wire_router_info *i, struct td_buf *out) TD_MUST_CHECK;
+td_err td_wire_router_info_encode(const struct td_wire_router_info *i,
+                                  struct td_buf *out) TD_MUST_CHECK;
 td_err td_wire_router_info_decode(const uint8_t *data, size_t len, struct td_arena *arena,
                                   struct td_wire_router_info *out) TD_MUST_CHECK;
 
