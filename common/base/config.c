@@ -522,7 +522,8 @@ static bool answered(const struct load *l)
     if (b->help) {
         td_config_help(l->program, stdout);
     } else if (b->version) {
-        (void)printf("%s %s\n", l->program->name, TD_VERSION);
+        (void)printf("%s %s%s\n", l->program->name, TD_VERSION,
+                     TD_WITH_FAULTS ? " (fault points)" : "");
     } else if (b->list_fault_points) {
         list_fault_points(stdout);
     }

@@ -306,7 +306,8 @@ static void questions_are_answered_on_stdout(void **state)
     assert_non_null(strstr(output_of("--help", TD_CONFIG_EXIT_OK), "--role prefill|decode|both"));
     assert_non_null(strstr(captured, "--print-config"));
     assert_string_equal(output_of("-h", TD_CONFIG_EXIT_OK), captured);
-    assert_string_equal(output_of("--version", TD_CONFIG_EXIT_OK), "tandem-test " TD_VERSION "\n");
+    assert_string_equal(output_of("--version", TD_CONFIG_EXIT_OK),
+                        "tandem-test " TD_VERSION " (fault points)\n");
     assert_string_equal(output_of("--check-config", TD_CONFIG_EXIT_OK),
                         "tandem-test: configuration ok\n");
     assert_non_null(strstr(output_of("--list-fault-points", TD_CONFIG_EXIT_OK), "xfer.post.fail"));
