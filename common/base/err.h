@@ -108,4 +108,11 @@ bool td_err_known(int value);
         }                                                                                          \
     } while (0)
 
+/* Ignores a result on purpose: the comment beside it says why. */
+#define TD_IGNORE(call)                                                                            \
+    do {                                                                                           \
+        td_err td_ignored_ = (call);                                                               \
+        (void)td_ignored_;                                                                         \
+    } while (0)
+
 #endif

@@ -1,0 +1,676 @@
+/* Design: a connection is a bufferevent, a parser and at most one exchange. Reading goes on while
+ * an exchange is open, because that is how a closed connection is noticed; bytes of a next request
+ * stay in the (bounded) input buffer until the answer is complete. One timer per connection serves
+ * whatever phase it is in. A connection is freed only from the loop's own callbacks or a deferred
+ * step, never inside a call of the handler.
+ */
+#define TD_LOG_ROOM "io"
+#include "common/io/http_server.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include <event2/buffer.h>
+#include <event2/bufferevent.h>
+#include <event2/event.h>
+#include <event2/listener.h>
+
+#include "common/base/assert.h"
+#include "common/base/clock.h"
+#include "common/base/log.h"
+#include "common/base/mem.h"
+
+#define HC_MAGIC   0x48545031u
+#define INPUT_HIGH (64u << 10)
+#define LINGER_US  2000000
+
+enum conn_state {
+    HC_READING,   /* a request, or the wait for one */
+    HC_ANSWERING, /* the handler owes an answer */
+    HC_STREAMING, /* headers of a stream are out */
+    HC_FLUSHING,  /* answer complete; the connection closes when it is written */
+    HC_LINGERING, /* written and shut down; what the client still sends is dropped, so that it can
+                     read the answer */
+    HC_DEAD,      /* to be freed by the deferred step */
+};
+
+struct td_http_exchange {
+    uint32_t magic;
+    enum conn_state state;
+    struct td_http_server *server; /* borrowed */
+    struct bufferevent *bev;       /* owned */
+    struct td_timer *timer;        /* owned */
+    struct td_http_parser parser;
+    struct td_http_exchange *prev, *next;
+    int64_t phase_since_us; /* of the head or body, or of the last write progress */
+    size_t unsent_seen;     /* output length at phase_since_us */
+    bool keep_alive, head_only, sent_continue, processing;
+    void (*gone)(void *arg);
+    void *gone_arg;
+    struct in6_addr address;
+    char peer[64];
+};
+
+struct td_http_server {
+    struct td_http_server_params p;
+    char host[64];
+    struct evconnlistener *listener; /* owned */
+    struct td_http_exchange *conns, *dead;
+    struct event *reaper; /* owned: frees dead connections outside of their callbacks */
+    uint16_t port;
+    bool draining;
+    struct td_http_server_stats stats;
+};
+
+void td_http_server_defaults(struct td_http_server_params *p)
+{
+    memset(p, 0, sizeof *p);
+    p->limits = (struct td_http_limits){.max_head = 16u << 10, .max_body = 16u << 20};
+    p->max_connections = 4096;
+    p->max_per_address = 4096;
+    p->head_deadline_us = 10000000;
+    p->body_deadline_us = 30000000;
+    p->idle_us = 75000000;
+    p->write_stall_us = 30000000;
+    p->min_body_rate = 1024;
+    p->high_water = 1u << 20;
+}
+
+const char *td_http_status_text(int status)
+{
+    static const struct {
+        int status;
+        const char *text;
+    } texts[] = {
+        {200, "OK"},
+        {400, "Bad Request"},
+        {401, "Unauthorized"},
+        {403, "Forbidden"},
+        {404, "Not Found"},
+        {405, "Method Not Allowed"},
+        {408, "Request Timeout"},
+        {413, "Content Too Large"},
+        {415, "Unsupported Media Type"},
+        {429, "Too Many Requests"},
+        {431, "Request Header Fields Too Large"},
+        {500, "Internal Server Error"},
+        {502, "Bad Gateway"},
+        {503, "Service Unavailable"},
+        {504, "Gateway Timeout"},
+    };
+    for (size_t i = 0; i < TD_COUNT(texts); i++) {
+        if (texts[i].status == status) {
+            return texts[i].text;
+        }
+    }
+    return "Status";
+}
+
+/* ---- life of a connection ---- */
+
+static void unlink_conn(struct td_http_exchange *x)
+{
+    struct td_http_server *s = x->server;
+    if (x->prev != NULL) {
+        x->prev->next = x->next;
+    } else {
+        s->conns = x->next;
+    }
+    if (x->next != NULL) {
+        x->next->prev = x->prev;
+    }
+    s->stats.open--;
+}
+
+static void free_conn(struct td_http_exchange *x)
+{
+    x->magic = 0;
+    td_timer_destroy(x->timer);
+    if (x->bev != NULL) {
+        bufferevent_free(x->bev);
+    }
+    td_http_parser_fini(&x->parser);
+    free(x);
+}
+
+static void reap(evutil_socket_t fd, short what, void *arg)
+{
+    (void)fd;
+    (void)what;
+    struct td_http_server *s = arg;
+    while (s->dead != NULL) {
+        struct td_http_exchange *x = s->dead;
+        s->dead = x->next;
+        free_conn(x);
+    }
+}
+
+static void kill_conn(struct td_http_exchange *x)
+{
+    if (x->state == HC_DEAD) {
+        return;
+    }
+    bool owed = x->state == HC_ANSWERING || x->state == HC_STREAMING;
+    x->state = HC_DEAD;
+    unlink_conn(x);
+    bufferevent_setcb(x->bev, NULL, NULL, NULL, NULL);
+    (void)bufferevent_disable(x->bev, EV_READ | EV_WRITE);
+    td_timer_set(x->timer, TD_NEVER);
+    x->next = x->server->dead;
+    x->server->dead = x;
+    event_active(x->server->reaper, EV_TIMEOUT, 0);
+    if (owed) {
+        x->server->stats.gone++;
+        if (x->gone != NULL) {
+            x->gone(x->gone_arg);
+        }
+    }
+}
+
+/* ---- writing ---- */
+
+static struct evbuffer *output(struct td_http_exchange *x)
+{
+    return bufferevent_get_output(x->bev);
+}
+
+/* Out of memory inside libevent: this client is lost, nobody else. */
+static bool put(struct td_http_exchange *x, const void *data, size_t len)
+{
+    x->server->stats.response_bytes += len;
+    if (len > 0 && evbuffer_add(output(x), data, len) != 0) {
+        TD_LOG(WARN, "out of memory for an answer", "peer=%s, closing", x->peer);
+        kill_conn(x);
+        return false;
+    }
+    return true;
+}
+
+static void head(struct td_http_exchange *x, int status, const struct td_http_header *extra,
+                 uint32_t n_extra, const char *content_type)
+{
+    char line[512];
+    int n = snprintf(line, sizeof line, "HTTP/1.1 %d %s\r\nServer: tandem\r\n", status,
+                     td_http_status_text(status));
+    (void)put(x, line, (size_t)n);
+    if (content_type != NULL) {
+        n = snprintf(line, sizeof line, "Content-Type: %.200s\r\n", content_type);
+        (void)put(x, line, (size_t)n);
+    }
+    for (uint32_t i = 0; i < n_extra; i++) {
+        n = snprintf(line, sizeof line, "%.100s: %.380s\r\n", extra[i].name, extra[i].value);
+        (void)put(x, line, (size_t)n);
+    }
+    if (!x->keep_alive) {
+        (void)put(x, "Connection: close\r\n", 19);
+    }
+}
+
+static void drop_input(struct td_http_exchange *x)
+{
+    struct evbuffer *in = bufferevent_get_input(x->bev);
+    (void)evbuffer_drain(in, evbuffer_get_length(in));
+}
+
+static void flush_and_close(struct td_http_exchange *x)
+{
+    x->state = HC_FLUSHING;
+    x->phase_since_us = td_now_us();
+    x->unsent_seen = evbuffer_get_length(output(x));
+    td_timer_set(x->timer, x->phase_since_us + x->server->p.write_stall_us);
+}
+
+static void linger(struct td_http_exchange *x)
+{
+    x->state = HC_LINGERING;
+    (void)shutdown(bufferevent_getfd(x->bev), SHUT_WR);
+    td_timer_set(x->timer, td_now_us() + LINGER_US);
+    drop_input(x);
+}
+
+/* The answer is complete: next request, or close. */
+static void answered(struct td_http_exchange *x)
+{
+    x->gone = NULL;
+    if (!x->keep_alive || x->server->draining) {
+        flush_and_close(x);
+        return;
+    }
+    td_http_parser_next(&x->parser);
+    x->state = HC_READING;
+    x->sent_continue = false;
+    td_timer_set(x->timer, td_now_us() + x->server->p.idle_us);
+    if (!x->processing && evbuffer_get_length(bufferevent_get_input(x->bev)) > 0) {
+        bufferevent_trigger(x->bev, EV_READ, BEV_TRIG_DEFER_CALLBACKS | BEV_TRIG_IGNORE_WATERMARKS);
+    }
+}
+
+void td_http_respond(struct td_http_exchange *x, int status, const struct td_http_header *extra,
+                     uint32_t n_extra, const char *content_type, const void *body, size_t len)
+{
+    TD_REQUIRE(x->magic == HC_MAGIC && x->state == HC_ANSWERING);
+    char line[64];
+    head(x, status, extra, n_extra, content_type);
+    if (x->state == HC_DEAD) {
+        return;
+    }
+    int n = snprintf(line, sizeof line, "Content-Length: %zu\r\n\r\n", len);
+    if (put(x, line, (size_t)n) && (x->head_only || put(x, body, len))) {
+        answered(x);
+    }
+}
+
+void td_http_stream_start(struct td_http_exchange *x, int status,
+                          const struct td_http_header *extra, uint32_t n_extra,
+                          const char *content_type)
+{
+    TD_REQUIRE(x->magic == HC_MAGIC && x->state == HC_ANSWERING);
+    head(x, status, extra, n_extra, content_type);
+    if (x->state != HC_DEAD && put(x, "Transfer-Encoding: chunked\r\n\r\n", 30)) {
+        x->state = HC_STREAMING;
+        x->phase_since_us = td_now_us();
+        x->unsent_seen = 0;
+        td_timer_set(x->timer, x->phase_since_us + x->server->p.write_stall_us);
+    }
+}
+
+td_err td_http_stream_write(struct td_http_exchange *x, const void *data, size_t len)
+{
+    TD_REQUIRE(x->magic == HC_MAGIC && (x->state == HC_STREAMING || x->state == HC_DEAD));
+    if (x->state == HC_DEAD) {
+        return TD_ERR_CLOSED;
+    }
+    if (len == 0) {
+        return TD_OK; /* an empty chunk would end the stream */
+    }
+    char line[24];
+    int n = snprintf(line, sizeof line, "%zx\r\n", len);
+    if (!put(x, line, (size_t)n) || !put(x, data, len) || !put(x, "\r\n", 2)) {
+        return TD_ERR_NO_MEMORY;
+    }
+    if (evbuffer_get_length(output(x)) > x->server->p.high_water) {
+        x->server->stats.slow_readers++;
+        td_timer_set(x->timer,
+                     td_now_us()); /* lost in the next pass, outside of the caller's frame */
+        return TD_ERR_FULL;
+    }
+    return TD_OK;
+}
+
+void td_http_stream_end(struct td_http_exchange *x)
+{
+    TD_REQUIRE(x->magic == HC_MAGIC && (x->state == HC_STREAMING || x->state == HC_DEAD));
+    if (x->state == HC_STREAMING && put(x, "0\r\n\r\n", 5)) {
+        answered(x);
+    }
+}
+
+/* ---- reading ---- */
+
+static void answer_error(struct td_http_exchange *x, td_err err, const char *text)
+{
+    struct td_buf body;
+    int status = td_err_http(err);
+    td_buf_init(&body, 4096);
+    if (x->server->p.error_body != NULL) {
+        x->server->p.error_body(err, text, &body);
+    }
+    TD_LOG(INFO, "request refused by the guard", "peer=%s status=%d text=\"%s\"", x->peer, status,
+           text);
+    x->keep_alive = false;
+    x->state = HC_ANSWERING;
+    x->gone = NULL;
+    td_http_respond(x, status, NULL, 0, "application/json", body.data, body.len);
+    td_buf_fini(&body);
+}
+
+static void set_read_deadline(struct td_http_exchange *x, enum td_http_phase before)
+{
+    const struct td_http_server_params *p = &x->server->p;
+    if (x->parser.phase == before) {
+        return; /* more bytes never renew a deadline: a dripping client runs into it */
+    }
+    x->phase_since_us = td_now_us();
+    int64_t wait = x->parser.phase == TD_HTTP_BODY ? p->body_deadline_us / 4 : p->head_deadline_us;
+    td_timer_set(x->timer, x->phase_since_us + wait);
+}
+
+static void request_complete(struct td_http_exchange *x)
+{
+    x->state = HC_ANSWERING;
+    x->keep_alive = x->parser.request.keep_alive && !x->server->draining;
+    x->head_only = strcmp(x->parser.request.method, "HEAD") == 0;
+    x->server->stats.requests++;
+    td_timer_set(x->timer, TD_NEVER);
+    x->server->p.handler(x->server->p.arg, x);
+}
+
+static void process_input(struct td_http_exchange *x)
+{
+    struct evbuffer *in = bufferevent_get_input(x->bev);
+    x->processing = true;
+    while (x->state == HC_READING && evbuffer_get_length(in) > 0) {
+        struct evbuffer_iovec v;
+        if (evbuffer_peek(in, -1, NULL, &v, 1) < 1) {
+            break;
+        }
+        enum td_http_phase before = x->parser.phase;
+        size_t used = td_http_parser_feed(&x->parser, v.iov_base, v.iov_len);
+        x->server->stats.request_bytes += used;
+        (void)evbuffer_drain(in, used);
+        if (x->parser.phase == TD_HTTP_BROKEN) {
+            x->server->stats.malformed++;
+            answer_error(x, x->parser.err, x->parser.text);
+        } else if (x->parser.phase == TD_HTTP_DONE) {
+            request_complete(x);
+        } else {
+            set_read_deadline(x, before);
+            if (td_http_parser_wants_continue(&x->parser) && !x->sent_continue) {
+                x->sent_continue = true;
+                (void)put(x, "HTTP/1.1 100 Continue\r\n\r\n", 25);
+            }
+        }
+    }
+    x->processing = false;
+}
+
+static void on_read(struct bufferevent *bev, void *arg)
+{
+    (void)bev;
+    struct td_http_exchange *x = arg;
+    if (x->state == HC_READING) {
+        process_input(x);
+    } else if (x->state == HC_FLUSHING || x->state == HC_LINGERING) {
+        drop_input(x);
+    }
+}
+
+static void on_written(struct bufferevent *bev, void *arg)
+{
+    (void)bev;
+    struct td_http_exchange *x = arg;
+    if (x->state == HC_FLUSHING) {
+        linger(x);
+    }
+}
+
+static void on_event(struct bufferevent *bev, short what, void *arg)
+{
+    (void)bev;
+    if ((what & (BEV_EVENT_EOF | BEV_EVENT_ERROR)) != 0) {
+        kill_conn(arg);
+    }
+}
+
+/* ---- time ---- */
+
+static void body_due(struct td_http_exchange *x)
+{
+    const struct td_http_server_params *p = &x->server->p;
+    int64_t took = td_now_us() - x->phase_since_us;
+    bool slow =
+        p->min_body_rate > 0 && x->parser.body.len < p->min_body_rate * (uint64_t)took / 1000000u;
+    if (slow || took >= p->body_deadline_us) {
+        x->server->stats.timeouts++;
+        answer_error(x, TD_ERR_TIMEOUT_READ, "the request body came too slowly");
+        return;
+    }
+    td_timer_set(x->timer, td_now_us() + p->body_deadline_us / 4);
+}
+
+static void write_due(struct td_http_exchange *x)
+{
+    size_t unsent = evbuffer_get_length(output(x));
+    bool stalled = unsent > 0 && unsent >= x->unsent_seen && x->unsent_seen > 0;
+    if (stalled || unsent > x->server->p.high_water) {
+        TD_LOG(INFO, "client does not read", "peer=%s unsent=%zu, closing", x->peer, unsent);
+        kill_conn(x);
+        return;
+    }
+    x->unsent_seen = unsent;
+    td_timer_set(x->timer, td_now_us() + x->server->p.write_stall_us);
+}
+
+static void on_timer(void *arg)
+{
+    struct td_http_exchange *x = arg;
+    switch (x->state) {
+    case HC_READING:
+        if (x->parser.phase == TD_HTTP_BODY) {
+            body_due(x);
+        } else if (x->parser.phase == TD_HTTP_HEAD) {
+            x->server->stats.timeouts++;
+            answer_error(x, TD_ERR_TIMEOUT_READ, "the request head came too slowly");
+        } else {
+            kill_conn(x); /* idle */
+        }
+        break;
+    case HC_STREAMING:
+    case HC_FLUSHING:
+        write_due(x);
+        break;
+    case HC_LINGERING:
+        kill_conn(x);
+        break;
+    case HC_ANSWERING:
+    case HC_DEAD:
+        break;
+    }
+}
+
+/* ---- listening ---- */
+
+static void name_peer(struct td_http_exchange *x, const struct sockaddr *sa)
+{
+    char text[INET6_ADDRSTRLEN] = "?";
+    unsigned port = 0;
+    if (sa->sa_family == AF_INET) {
+        const struct sockaddr_in *in = (const struct sockaddr_in *)(const void *)sa;
+        (void)inet_ntop(AF_INET, &in->sin_addr, text, sizeof text);
+        memcpy(&x->address, &in->sin_addr, sizeof in->sin_addr);
+        port = ntohs(in->sin_port);
+    } else if (sa->sa_family == AF_INET6) {
+        const struct sockaddr_in6 *in = (const struct sockaddr_in6 *)(const void *)sa;
+        (void)inet_ntop(AF_INET6, &in->sin6_addr, text, sizeof text);
+        x->address = in->sin6_addr;
+        port = ntohs(in->sin6_port);
+    }
+    (void)snprintf(x->peer, sizeof x->peer, "%s:%u", text, port);
+}
+
+static bool over_limits(const struct td_http_server *s, const struct td_http_exchange *fresh)
+{
+    if (s->stats.open >= s->p.max_connections) {
+        return true;
+    }
+    uint32_t same = 0;
+    for (const struct td_http_exchange *x = s->conns;
+         s->p.max_per_address < s->p.max_connections && x != NULL; x = x->next) {
+        same += memcmp(&x->address, &fresh->address, sizeof x->address) == 0 ? 1 : 0;
+    }
+    return same >= s->p.max_per_address;
+}
+
+static void on_accept(struct evconnlistener *l, evutil_socket_t fd, struct sockaddr *sa, int len,
+                      void *arg)
+{
+    (void)l;
+    (void)len;
+    struct td_http_server *s = arg;
+    int one = 1;
+    struct td_http_exchange *x = td_zalloc(1, sizeof *x);
+    if (x == NULL) {
+        evutil_closesocket(fd);
+        return;
+    }
+    name_peer(x, sa);
+    x->server = s;
+    td_http_parser_init(&x->parser, &s->p.limits);
+    bool ok =
+        !over_limits(s, x) && td_timer_create(s->p.loop, "http", on_timer, x, &x->timer) == TD_OK;
+    x->bev = ok ? bufferevent_socket_new(td_loop_event_base(s->p.loop), fd, BEV_OPT_CLOSE_ON_FREE)
+                : NULL;
+    if (x->bev == NULL) {
+        s->stats.refused_connections++;
+        evutil_closesocket(fd);
+        free_conn(x);
+        return;
+    }
+    x->magic = HC_MAGIC;
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    x->next = s->conns;
+    if (s->conns != NULL) {
+        s->conns->prev = x;
+    }
+    s->conns = x;
+    s->stats.open++;
+    s->stats.connections++;
+    bufferevent_setwatermark(x->bev, EV_READ, 0, INPUT_HIGH);
+    bufferevent_setcb(x->bev, on_read, on_written, on_event, x);
+    (void)bufferevent_enable(x->bev, EV_READ | EV_WRITE);
+    td_timer_set(x->timer, td_now_us() + s->p.head_deadline_us);
+}
+
+static td_err resolve(const char *host, uint16_t port, struct sockaddr_storage *out, int *out_len)
+{
+    struct sockaddr_in *v4 = (struct sockaddr_in *)(void *)out;
+    struct sockaddr_in6 *v6 = (struct sockaddr_in6 *)(void *)out;
+    memset(out, 0, sizeof *out);
+    if (strcmp(host, "localhost") == 0) {
+        host = "127.0.0.1";
+    }
+    if (inet_pton(AF_INET, host, &v4->sin_addr) == 1) {
+        v4->sin_family = AF_INET;
+        v4->sin_port = htons(port);
+        *out_len = sizeof *v4;
+        return TD_OK;
+    }
+    if (inet_pton(AF_INET6, host, &v6->sin6_addr) == 1) {
+        v6->sin6_family = AF_INET6;
+        v6->sin6_port = htons(port);
+        *out_len = sizeof *v6;
+        return TD_OK;
+    }
+    TD_LOG(ERROR, "listen address must be a numeric address", "host=%s", host);
+    return TD_ERR_ADDRESS;
+}
+
+static uint16_t bound_port(int fd)
+{
+    struct sockaddr_storage sa;
+    socklen_t len = sizeof sa;
+    if (getsockname(fd, (struct sockaddr *)&sa, &len) != 0) {
+        return 0;
+    }
+    return ntohs(sa.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&sa)->sin6_port
+                                          : ((struct sockaddr_in *)&sa)->sin_port);
+}
+
+td_err td_http_server_create(const struct td_http_server_params *p,
+                             struct td_http_server **out_server)
+{
+    struct sockaddr_storage sa;
+    int len = 0;
+    TD_TRY(resolve(p->host, p->port, &sa, &len));
+    struct td_http_server *s = td_zalloc(1, sizeof *s);
+    if (s == NULL) {
+        return TD_ERR_NO_MEMORY;
+    }
+    s->p = *p;
+    (void)snprintf(s->host, sizeof s->host, "%s", p->host);
+    s->p.host = s->host;
+    (void)signal(SIGPIPE, SIG_IGN);
+    struct event_base *base = td_loop_event_base(p->loop);
+    s->reaper = event_new(base, -1, 0, reap, s);
+    s->listener = evconnlistener_new_bind(
+        base, on_accept, s, LEV_OPT_CLOSE_ON_FREE | LEV_OPT_REUSEABLE | LEV_OPT_CLOSE_ON_EXEC, 512,
+        (struct sockaddr *)&sa, len);
+    if (s->reaper == NULL || s->listener == NULL) {
+        TD_LOG(ERROR, "cannot listen", "host=%s port=%u errno=%d (%s): choose a free port or 0",
+               p->host, (unsigned)p->port, errno, strerror(errno));
+        td_http_server_destroy(s);
+        return TD_ERR_ADDRESS;
+    }
+    s->port = bound_port(evconnlistener_get_fd(s->listener));
+    *out_server = s;
+    return TD_OK;
+}
+
+struct td_http_server *td_http_server_destroy(struct td_http_server *s)
+{
+    if (s == NULL) {
+        return NULL;
+    }
+    if (s->listener != NULL) {
+        evconnlistener_free(s->listener);
+    }
+    while (s->conns != NULL) {
+        s->conns->gone = NULL;
+        kill_conn(s->conns);
+    }
+    if (s->reaper != NULL) {
+        reap(-1, 0, s);
+        event_free(s->reaper);
+    }
+    free(s);
+    return NULL;
+}
+
+uint16_t td_http_server_port(const struct td_http_server *s)
+{
+    return s->port;
+}
+
+void td_http_server_drain(struct td_http_server *s)
+{
+    s->draining = true;
+    if (s->listener != NULL) {
+        evconnlistener_free(s->listener);
+        s->listener = NULL;
+    }
+    struct td_http_exchange *next = NULL;
+    for (struct td_http_exchange *x = s->conns; x != NULL; x = next) {
+        next = x->next;
+        if (x->state == HC_READING && x->parser.phase == TD_HTTP_IDLE) {
+            kill_conn(x);
+        }
+    }
+}
+
+uint32_t td_http_server_busy(const struct td_http_server *s)
+{
+    uint32_t n = 0;
+    for (const struct td_http_exchange *x = s->conns; x != NULL; x = x->next) {
+        n +=
+            x->state == HC_ANSWERING || x->state == HC_STREAMING || x->state == HC_FLUSHING ? 1 : 0;
+    }
+    return n;
+}
+
+void td_http_server_stats(const struct td_http_server *s, struct td_http_server_stats *out)
+{
+    *out = s->stats;
+}
+
+const struct td_http_request *td_http_exchange_request(const struct td_http_exchange *x)
+{
+    return &x->parser.request;
+}
+
+const char *td_http_exchange_peer(const struct td_http_exchange *x)
+{
+    return x->peer;
+}
+
+void td_http_exchange_on_gone(struct td_http_exchange *x, void (*fn)(void *arg), void *arg)
+{
+    TD_REQUIRE(x->magic == HC_MAGIC);
+    x->gone = fn;
+    x->gone_arg = arg;
+}
