@@ -82,9 +82,6 @@ const uint8_t *td_text_vocab_bytes(const struct td_text_vocab *v, int32_t id, si
 size_t td_text_vocab_longest(const struct td_text_vocab *v);
 /* Control and unknown tokens: what skip_special hides and what user text can never become. */
 bool td_text_vocab_is_control(const struct td_text_vocab *v, int32_t id);
-/* Tokens that end a generation: eos, eot, and control tokens by the names that models use for an
- * end of turn. */
-bool td_text_vocab_is_eog(const struct td_text_vocab *v, int32_t id);
 /* Id of the control or user-defined token with exactly this text, or TD_TEXT_NO_ID. */
 int32_t td_text_vocab_special(const struct td_text_vocab *v, const char *text, size_t len);
 /* Special ids; TD_TEXT_NO_ID when absent. */
