@@ -35,6 +35,7 @@ static uint32_t byte_char(uint32_t byte)
 {
     uint32_t next = 256;
 
+    TD_INSIST(byte < 256);
     for (uint32_t b = 0; b < 256; b++) {
         bool visible = (b >= 33 && b <= 126) || (b >= 161 && b <= 172) || b >= 174;
 
@@ -43,8 +44,7 @@ static uint32_t byte_char(uint32_t byte)
         }
         next += visible ? 0 : 1;
     }
-    TD_INSIST(!"a byte is below 256");
-    return 0;
+    return next;
 }
 
 static size_t put_char(char *out, uint32_t c)
