@@ -22,6 +22,8 @@
 
 #define ND_MAX_ACTIONS 8192
 #define ND_MAX_ROUTERS 64
+#define ND_MAX_SEQS    4096
+#define ND_MAX_QUEUE   65536
 
 enum nd_event_type {
     ND_EV_ROUTER_UP,   /* router_epoch attached (a new session, not a resumed one) */
@@ -96,17 +98,22 @@ struct nd_actions {
 td_err nd_actions_init(struct nd_actions *a) TD_MUST_CHECK;
 void nd_actions_fini(struct nd_actions *a);
 void nd_actions_reset(struct nd_actions *a);
+/* Room for `bytes` that an action may point at, filled from `src` (NULL: zeroed). NULL and `overflow` when the arena is
+ * full. */
+void *nd_actions_copy(struct nd_actions *a, const void *src, size_t bytes);
 /* The next free action, zeroed. Never NULL (the last one is reused on overflow). */
 struct nd_action *nd_actions_add(struct nd_actions *a, enum nd_action_type type);
 /* Adds a SEND of a new message of this type; fill the body in. */
 struct td_wire_msg *nd_actions_send(struct nd_actions *a, uint64_t router_epoch, enum td_wire_type type);
 /* Adds an XFER SEND of a new message to peer `epoch`. */
 struct td_wire_msg *nd_actions_peer_send(struct nd_actions *a, uint64_t epoch, enum td_wire_type type);
+void nd_actions_observe(struct nd_actions *a, enum nd_metric metric, double value);
 
 struct nd_core_params {
     uint64_t epoch;                   /* of this process */
     const char *name;
-    const struct td_engine_info *engine;
+    const struct td_engine_info *engine; /* outlives the core */
+    uint64_t layout_id;               /* td_kv_layout_id(&engine->layout) */
     uint32_t max_seqs;                /* --max-num-seqs */
     uint32_t max_queue;               /* waiting requests */
     uint32_t max_batched_tokens;      /* per step */
@@ -114,6 +121,13 @@ struct nd_core_params {
     int64_t t_stall_us, t_lease_us;   /* failures.md part 1, already scaled */
     bool local_prefill;               /* decode role: accept TD_RESERVE_LOCAL (role both) */
 };
+
+/* TD_ERR_CONFIG, logged, when the parameters do not fit each other or the engine. */
+td_err nd_core_params_check(const struct nd_core_params *p) TD_MUST_CHECK;
+/* Bytes a core keeps for the prompts of the requests it knows. */
+size_t nd_prompt_bytes(const struct nd_core_params *p);
+/* The work id a router's message is about, or NULL. */
+const struct td_work_id *nd_msg_work(const struct td_wire_msg *m);
 
 /* A wait, for /debug/waits: who waits for what until when. */
 struct nd_wait {
