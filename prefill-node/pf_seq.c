@@ -1,0 +1,634 @@
+#define TD_LOG_ROOM "prefill"
+#include "common/base/log.h"
+#include "prefill-node/pf_internal.h"
+
+#include <inttypes.h>
+
+#include "common/base/assert.h"
+
+#define BIT(s) (1u << (unsigned)(s))
+
+/* What each state is called, what it waits for, where it may go, and what it does with the events
+ * that mean something different from state to state. NULL: stale, dropped and counted. */
+struct state_row {
+    const char *name, *wait;
+    unsigned next;
+    unsigned phase; /* of ND_M_CANCELLED */
+    void (*on_table)(struct pf_core *c, struct pf_seq *s);
+    void (*on_taken)(struct pf_core *c, struct pf_seq *s);
+    void (*on_pushed)(struct pf_core *c, struct pf_seq *s);
+    void (*on_row)(struct pf_core *c, struct pf_seq *s, td_err err);
+    void (*on_timeout)(struct pf_core *c, struct pf_seq *s);
+};
+
+static void table_early(struct pf_core *c, struct pf_seq *s);
+static void table_late(struct pf_core *c, struct pf_seq *s);
+static void taken(struct pf_core *c, struct pf_seq *s);
+static void pushed_some(struct pf_core *c, struct pf_seq *s);
+static void pushed_last(struct pf_core *c, struct pf_seq *s);
+static void finish_ending(struct pf_core *c, struct pf_seq *s);
+static void row_exec(struct pf_core *c, struct pf_seq *s, td_err err);
+static void row_ending(struct pf_core *c, struct pf_seq *s, td_err err);
+static void budget_spent(struct pf_core *c, struct pf_seq *s);
+static void lease_spent(struct pf_core *c, struct pf_seq *s);
+static void ending_overdue(struct pf_core *c, struct pf_seq *s);
+
+static const struct state_row rows[PF_STATES] = {
+    [PF_FREE] = {"free", "", BIT(PF_QUEUED), 0, NULL, NULL, NULL, NULL, NULL},
+    [PF_QUEUED] = {"queued", "blocks for its prompt", BIT(PF_EXEC) | BIT(PF_ENDING), 0, table_early,
+                   NULL, NULL, NULL, budget_spent},
+    [PF_EXEC] = {"exec", "its chunks to be computed",
+                 BIT(PF_PARKED) | BIT(PF_PUSHING) | BIT(PF_HANDING) | BIT(PF_ENDING), 1,
+                 table_early, NULL, pushed_some, row_exec, budget_spent},
+    [PF_PARKED] = {"parked", "decode's block table",
+                   BIT(PF_PUSHING) | BIT(PF_HANDING) | BIT(PF_ENDING), 2, table_late, NULL, NULL,
+                   NULL, lease_spent},
+    [PF_PUSHING] = {"pushing", "earlier pushes to end", BIT(PF_HANDING) | BIT(PF_ENDING), 2, NULL,
+                    NULL, pushed_some, NULL, lease_spent},
+    [PF_HANDING] = {"handing", "decode to take over", BIT(PF_ENDING), 2, NULL, taken, pushed_last,
+                    NULL, lease_spent},
+    [PF_ENDING] = {"ending", "its step and posts to end", BIT(PF_FREE), 3, NULL, NULL,
+                   finish_ending, row_ending, ending_overdue},
+};
+
+const char *pf_state_name(enum pf_state s)
+{
+    return rows[s].name;
+}
+
+const char *pf_state_wait(enum pf_state s)
+{
+    return rows[s].wait;
+}
+
+/* The one place where a request changes its state; arms the deadline of the new one. */
+void pf_set_state(struct pf_core *c, struct pf_seq *s, enum pf_state to)
+{
+    TD_INSIST((rows[s->state].next & BIT(to)) != 0);
+    TD_LOG(DEBUG, "pf state", "req=%s attempt=%u from=%s to=%s", s->w.req, s->w.id.attempt,
+           rows[s->state].name, rows[to].name);
+    s->state = to;
+    s->w.since_us = c->now;
+    switch (to) {
+    case PF_FREE:
+    case PF_QUEUED: /* the line keeps its deadline */
+        nd_works_disarm(c->works, &s->w);
+        break;
+    case PF_EXEC:
+        nd_works_arm(c->works, &s->w, s->w.budget_us, false);
+        break;
+    case PF_PARKED:
+    case PF_PUSHING:
+    case PF_HANDING:
+        nd_works_arm(c->works, &s->w, c->now + c->p.t_lease_us, false);
+        break;
+    case PF_ENDING:
+        nd_works_arm(c->works, &s->w, c->now + c->p.t_stall_us, true);
+        break;
+    case PF_STATES:
+        break;
+    }
+}
+
+/* Blocks follow: state and deadline of the ledger are those of the sequence. */
+static void move_blocks(struct pf_core *c, struct pf_seq *s, enum td_blk_state to)
+{
+    if (s->n_blocks > 0) {
+        pf_ledger(c, s,
+                  td_kv_pool_move(c->pool, nd_work_handle(&s->w), pf_blocks(c, s), s->n_blocks, to,
+                                  s->w.timer.at_us));
+    }
+}
+
+static void release_blocks(struct pf_core *c, struct pf_seq *s)
+{
+    if (s->n_blocks > 0) {
+#ifdef TD_BUG_SKIPPED_RELEASE
+        if (s->state != PF_HANDING || s->taken)
+#endif
+            pf_ledger(
+                c, s,
+                td_kv_pool_release(c->pool, nd_work_handle(&s->w), pf_blocks(c, s), s->n_blocks));
+        s->n_blocks = 0;
+    }
+    nd_slots_give(c->seats, s->seat);
+    s->seat = 0;
+}
+
+/* ---- ends ---- */
+
+static struct td_wire_stages stages_of(const struct pf_core *c, const struct pf_seq *s)
+{
+    struct td_wire_stages g = {.prompt_tokens = s->w.n_prompt,
+                               .transport = s->transport != NULL ? s->transport : "",
+                               .kv_bytes = s->kv_bytes};
+    int64_t started = s->exec_us != 0 ? s->exec_us : c->now;
+    g.prefill_queue_us = (uint64_t)(started - s->w.arrived_us);
+    if (s->has_token) {
+        g.prefill_us = (uint64_t)(s->token_us - s->exec_us);
+        g.output_tokens = 1;
+    }
+    if (s->first_post_us != 0 && s->last_done_us > s->first_post_us) {
+        g.transfer_us = (uint64_t)(s->last_done_us - s->first_post_us);
+    }
+    if (s->has_token && s->first_post_us != 0 && s->last_done_us > s->token_us) {
+        g.transfer_exposed_us = (uint64_t)(s->last_done_us - s->token_us);
+    }
+    return g;
+}
+
+static void observe_end(struct pf_core *c, const struct pf_seq *s, td_err err,
+                        const struct td_wire_stages *g)
+{
+    if (err == TD_ERR_CANCELLED) {
+        nd_actions_observe(c->out, ND_M_CANCELLED, rows[s->state].phase);
+        return;
+    }
+    if (err != TD_OK) {
+        nd_actions_observe(c->out, ND_M_FINISHED, TD_FINISH_ERROR);
+        if (s->has_table) {
+            nd_actions_observe(c->out, ND_M_TRANSFER_FAILED, err);
+        }
+        return;
+    }
+    nd_actions_observe(c->out, ND_M_FINISHED, s->finish);
+    if (g->kv_bytes > 0) {
+        nd_actions_observe(c->out, ND_M_TRANSFER_US, (double)g->transfer_us);
+        nd_actions_observe(c->out, ND_M_TRANSFER_EXPOSED_US, (double)g->transfer_exposed_us);
+        nd_actions_observe(c->out, ND_M_TRANSFER_BYTES, (double)g->kv_bytes);
+    }
+}
+
+static void tell_router(struct pf_core *c, struct pf_seq *s, td_err err, const char *text)
+{
+    struct td_wire_stages g = stages_of(c, s);
+    observe_end(c, s, err, &g);
+    TD_LOG(INFO, "pf_push",
+           "req=%s attempt=%u err=%s state=%s pushes=%u kv_bytes=%" PRIu64 " transfer_us=%" PRIu64
+           " exposed_us=%" PRIu64 " transport=%s why=\"%s\"",
+           s->w.req, s->w.id.attempt, td_err_code(err), rows[s->state].name, s->n_pushes,
+           g.kv_bytes, g.transfer_us, g.transfer_exposed_us, g.transport, text);
+    if (!s->w.mute) {
+        struct td_wire_msg *m = nd_actions_send(c->out, s->w.id.router_epoch, TD_WIRE_END);
+        m->end = (struct td_wire_end){.id = s->w.id, .err = err, .text = text, .stages = g};
+    }
+}
+
+/* D waits for bytes or a record that will not come: say so at once. */
+static void tell_decode(struct pf_core *c, struct pf_seq *s, td_err err)
+{
+    if (err != TD_OK && s->has_table && !s->peer_gone) {
+        struct td_wire_msg *m = nd_actions_peer_send(c->out, s->peer, TD_WIRE_ABORT);
+        m->abort = (struct td_wire_abort){.id = s->w.id, .land = s->land, .err = err};
+    }
+}
+
+static void cancel_pushes(struct pf_core *c, struct pf_seq *s)
+{
+    for (uint32_t i = 0; i < s->n_open; i++) {
+        struct nd_action *a = nd_actions_add(c->out, ND_DO_XFER);
+        a->cmd.type = TD_XFER_PUSH_CANCEL;
+        a->cmd.push = pf_push_handle(s, s->open[i]);
+    }
+}
+
+/* Nobody reads or writes the blocks any more. */
+static void close_seq(struct pf_core *c, struct pf_seq *s)
+{
+    release_blocks(c, s);
+    nd_slots_give(c->slots, s->slot);
+    nd_spans_drop(c->tables, &s->table);
+    if (s->state != PF_ENDING) {
+        pf_set_state(c, s, PF_ENDING);
+    }
+    pf_set_state(c, s, PF_FREE);
+    nd_works_close(c->works, &s->w);
+}
+
+void pf_end(struct pf_core *c, struct pf_seq *s, td_err err, const char *text)
+{
+    TD_REQUIRE(s->state != PF_FREE && s->state != PF_ENDING);
+    if (td_queue_holds(&s->line)) {
+        td_queue_remove(c->queue, &s->line);
+        c->queued_tok -= s->w.n_prompt;
+    }
+    td_batch_leave(&c->batch, &s->batch);
+    tell_decode(c, s, err);
+    tell_router(c, s, err, text);
+    if (s->step == 0 && s->n_open == 0) {
+        close_seq(c, s);
+        return;
+    }
+    cancel_pushes(c, s);
+    pf_set_state(c, s, PF_ENDING);
+    move_blocks(c, s, TD_BLK_QUARANTINED);
+}
+
+static void finish_ending(struct pf_core *c, struct pf_seq *s)
+{
+    if (s->step == 0 && s->n_open == 0) {
+        close_seq(c, s);
+    }
+}
+
+static void row_ending(struct pf_core *c, struct pf_seq *s, td_err err)
+{
+    (void)err; /* of a request that is over */
+    finish_ending(c, s);
+}
+
+/* A post that does not end: closing the endpoint is the fence. A step that does not end can only be
+ * waited for; nobody outside waits with it. */
+static void ending_overdue(struct pf_core *c, struct pf_seq *s)
+{
+    TD_LOG(WARN, "request cannot let its blocks go yet, waiting",
+           "req=%s step=%" PRIu64 " pushes=%u peer=%016" PRIx64, s->w.req, s->step, s->n_open,
+           s->peer);
+    if (s->n_open > 0) {
+        struct nd_action *a = nd_actions_add(c->out, ND_DO_XFER);
+        a->cmd.type = TD_XFER_CLOSE;
+        a->cmd.epoch = s->peer;
+    }
+    nd_works_arm(c->works, &s->w, c->now + c->p.t_stall_us, true);
+    move_blocks(c, s, TD_BLK_QUARANTINED);
+}
+
+static void budget_spent(struct pf_core *c, struct pf_seq *s)
+{
+    pf_end(c, s, TD_ERR_BUDGET, "time budget spent in prefill");
+}
+
+static void lease_spent(struct pf_core *c, struct pf_seq *s)
+{
+    if (s->finish != TD_FINISH_NONE) {
+        pf_end(c, s, TD_OK, "answered by its first token");
+    } else if (c->now >= s->w.budget_us) {
+        budget_spent(c, s);
+    } else {
+        pf_end(c, s, TD_ERR_LEASE, "decode did not take the KV in time");
+    }
+}
+
+void pf_on_timeout(struct pf_core *c, struct pf_seq *s)
+{
+    TD_INSIST(rows[s->state].on_timeout != NULL);
+    rows[s->state].on_timeout(c, s);
+}
+
+/* ---- from the router ---- */
+
+static void refuse(struct pf_core *c, const struct td_work_id *id, td_err err, const char *text)
+{
+    nd_actions_observe(c->out, ND_M_REFUSED, err);
+    TD_LOG(INFO, "pf_queue", "counter=%" PRIu64 " attempt=%u refused=%s", id->counter, id->attempt,
+           td_err_code(err));
+    struct td_wire_msg *m = nd_actions_send(c->out, id->router_epoch, TD_WIRE_END);
+    m->end = (struct td_wire_end){.id = *id, .err = err, .text = text, .stages.transport = ""};
+    nd_works_bury(c->works, id, ND_GRAVE_ENDED);
+    pf_stash_drop_id(c, id);
+}
+
+/* Why this request cannot be taken, before anything is held. */
+static td_err admit_check(const struct pf_core *c, const struct td_wire_prefill *m)
+{
+    if (c->draining) {
+        return TD_ERR_DRAINING;
+    }
+    if (m->ticket.p_epoch != c->p.epoch) {
+        return TD_ERR_STALE;
+    }
+    if (m->r.budget_ms == 0) {
+        return TD_ERR_BUDGET;
+    }
+    return nd_request_check(&c->p, &m->r);
+}
+
+void pf_on_prefill(struct pf_core *c, const struct td_wire_prefill *m, td_err decode_err)
+{
+    enum nd_grave grave = nd_works_buried(c->works, &m->r.id);
+    if (nd_works_find(c->works, &m->r.id) != NULL || grave == ND_GRAVE_ENDED) {
+        nd_actions_observe(c->out, ND_M_STALE, 1);
+        return;
+    }
+    td_err e = grave == ND_GRAVE_CANCELLED ? TD_ERR_CANCELLED : decode_err;
+    e = e == TD_OK ? admit_check(c, m) : e;
+    struct nd_work *w = NULL;
+    if (e == TD_OK && td_queue_count(c->queue) >= c->p.max_queue) {
+        e = TD_ERR_OVERLOADED;
+    }
+    if (e == TD_OK) {
+        e = nd_works_open(c->works, &m->r, c->now, &w);
+    }
+    if (e != TD_OK) {
+        refuse(c, &m->r.id, e, td_err_text(e));
+        return;
+    }
+    struct pf_seq *s = (struct pf_seq *)(void *)w;
+    s->ticket = m->ticket;
+    s->ticket_until_us = c->now + (int64_t)m->ticket.life_ms * 1000;
+    pf_set_state(c, s, PF_QUEUED);
+    TD_INSIST(td_queue_push(c->queue, &s->line, w->priority, c->now, w->budget_us) == TD_OK);
+    c->queued_tok += w->n_prompt;
+    TD_LOG(INFO, "pf_queue", "req=%s attempt=%u prompt_tok=%u budget_ms=%u waiting=%zu", w->req,
+           w->id.attempt, w->n_prompt, m->r.budget_ms, td_queue_count(c->queue));
+    pf_stash_take(c, s);
+}
+
+/* Legal in every state, idempotent; a cancel that comes before its request stops it there. */
+void pf_on_cancel(struct pf_core *c, uint64_t router, const struct td_wire_cancel *m)
+{
+    struct pf_seq *s = (struct pf_seq *)(void *)nd_works_find(c->works, &m->id);
+    bool known = s != NULL;
+    bool ends = known && s->state != PF_ENDING;
+#ifdef TD_BUG_LOST_CANCEL
+    ends = ends && s->state != PF_PUSHING && s->state != PF_HANDING;
+#endif
+    if (ends) {
+        pf_end(c, s, TD_ERR_CANCELLED, "cancelled by the router");
+    } else if (!known) {
+        if (nd_works_buried(c->works, &m->id) == ND_GRAVE_NONE) {
+            nd_works_bury(c->works, &m->id, ND_GRAVE_CANCELLED);
+        }
+        pf_stash_drop_id(c, &m->id);
+    }
+    struct td_wire_msg *a = nd_actions_send(c->out, router, TD_WIRE_CANCEL_ACK);
+    a->cancel_ack = (struct td_wire_cancel_ack){.id = m->id, .known = known};
+}
+
+/* ---- from decode ---- */
+
+static void stale(struct pf_core *c, const char *what, const struct td_work_id *id)
+{
+    nd_actions_observe(c->out, ND_M_STALE, 1);
+    TD_LOG(DEBUG, "stale message dropped", "what=%s counter=%" PRIu64 " attempt=%u", what,
+           id->counter, id->attempt);
+}
+
+/* The request this peer may speak about: known, alive, and its table came from that very peer. */
+static struct pf_seq *of_peer(struct pf_core *c, const struct td_work_id *id, uint64_t peer)
+{
+    struct pf_seq *s = (struct pf_seq *)(void *)nd_works_find(c->works, id);
+    return s != NULL && s->has_table && s->peer == peer ? s : NULL;
+}
+
+void pf_on_table(struct pf_core *c, uint64_t peer, const struct td_wire_table *m)
+{
+    struct pf_seq *s = (struct pf_seq *)(void *)nd_works_find(c->works, &m->id);
+    if (s == NULL && nd_works_buried(c->works, &m->id) == ND_GRAVE_NONE) {
+        pf_stash_put(c, peer, m);
+        return;
+    }
+    if (s == NULL || rows[s->state].on_table == NULL) {
+        pf_refuse_table(c, peer, &m->id, m->land, TD_ERR_STALE);
+        return;
+    }
+    struct nd_span blocks = {0};
+    td_err e = nd_spans_put(c->tables, m->blocks, (size_t)m->n_blocks * sizeof *m->blocks, &blocks);
+    if (e == TD_OK) {
+        e = pf_keep_table(c, s, peer, m, blocks);
+    }
+    if (e != TD_OK) {
+        pf_refuse_table(c, peer, &m->id, m->land, e);
+        return;
+    }
+    rows[s->state].on_table(c, s);
+}
+
+static void table_early(struct pf_core *c, struct pf_seq *s)
+{
+    if (s->state == PF_EXEC) {
+        pf_push_more(c, s);
+    }
+}
+
+static void table_late(struct pf_core *c, struct pf_seq *s)
+{
+    if (s->finish == TD_FINISH_NONE) {
+        pf_set_state(c, s, PF_PUSHING);
+        move_blocks(c, s, TD_BLK_PARKED);
+        pf_push_more(c, s);
+    }
+    pf_advance(c, s);
+}
+
+void pf_on_taken(struct pf_core *c, uint64_t peer, const struct td_wire_taken *m)
+{
+    struct pf_seq *s = of_peer(c, &m->id, peer);
+    if (s == NULL || s->state == PF_ENDING) {
+        stale(c, "taken", &m->id);
+        return;
+    }
+    if (m->err != TD_OK) {
+        s->peer_gone = true; /* it knows: no abort */
+        pf_end(c, s, m->err, "decode threw the KV away");
+        return;
+    }
+    if (rows[s->state].on_taken == NULL) {
+        stale(c, "taken", &m->id);
+        return;
+    }
+    rows[s->state].on_taken(c, s);
+}
+
+static void taken(struct pf_core *c, struct pf_seq *s)
+{
+    s->taken = true;
+    if (s->n_open == 0) {
+        pf_end(c, s, TD_OK, "handed over");
+    }
+}
+
+void pf_on_abort(struct pf_core *c, uint64_t peer, const struct td_wire_abort *m)
+{
+    struct pf_seq *s = of_peer(c, &m->id, peer);
+    if (s == NULL || s->state == PF_ENDING || s->land != m->land) {
+        struct pf_seq *other = (struct pf_seq *)(void *)nd_works_find(c->works, &m->id);
+        if (other == NULL) {
+            pf_stash_drop_id(c, &m->id);
+        }
+        stale(c, "abort", &m->id);
+        return;
+    }
+    s->peer_gone = true;
+    pf_end(c, s, m->err != TD_OK ? m->err : TD_ERR_CANCELLED, "decode gave up");
+}
+
+void pf_on_peer_lost(struct pf_core *c, uint64_t peer)
+{
+    pf_stash_drop_peer(c, peer);
+    for (uint32_t i = 0; i < nd_works_capacity(c->works); i++) {
+        struct pf_seq *s = (struct pf_seq *)(void *)nd_works_slot(c->works, i);
+        if (s == NULL || !s->has_table || s->peer != peer) {
+            continue;
+        }
+        s->n_open = 0;
+        s->peer_gone = true;
+        if (s->state == PF_ENDING) {
+            finish_ending(c, s);
+        } else if (s->finish != TD_FINISH_NONE) {
+            pf_end(c, s, TD_OK, "answered by its first token");
+        } else {
+            pf_end(c, s, TD_ERR_PEER_LOST, "decode node lost");
+        }
+    }
+}
+
+/* ---- from the transfer thread ---- */
+
+static bool forget_push(struct pf_seq *s, uint64_t handle)
+{
+    for (uint32_t i = 0; i < s->n_open; i++) {
+        if (pf_push_handle(s, s->open[i]) == handle) {
+            s->open[i] = s->open[--s->n_open];
+            return true;
+        }
+    }
+    return false;
+}
+
+static struct pf_seq *of_push(struct pf_core *c, uint64_t handle)
+{
+    uint64_t index = handle >> (64 - 20);
+    if (index >= nd_works_capacity(c->works)) {
+        return NULL;
+    }
+    struct pf_seq *s = (struct pf_seq *)(void *)nd_works_slot(c->works, (uint32_t)index);
+    return s != NULL && forget_push(s, handle) ? s : NULL;
+}
+
+void pf_on_pushed(struct pf_core *c, const struct td_xfer_event *ev)
+{
+    struct pf_seq *s = of_push(c, ev->push);
+    if (s == NULL) {
+        nd_actions_observe(c->out, ND_M_STALE, 1);
+        return;
+    }
+    s->kv_bytes += ev->n_bytes;
+    s->transport = ev->transport != NULL ? ev->transport : s->transport;
+    if (ev->first_post_us != 0 && (s->first_post_us == 0 || ev->first_post_us < s->first_post_us)) {
+        s->first_post_us = ev->first_post_us;
+    }
+    s->last_done_us = ev->last_done_us > s->last_done_us ? ev->last_done_us : s->last_done_us;
+    if (ev->err != TD_OK && s->state != PF_ENDING && s->finish == TD_FINISH_NONE) {
+        pf_end(c, s, td_err_retryable(ev->err) ? ev->err : TD_ERR_TRANSPORT, "push failed");
+        return;
+    }
+    if (rows[s->state].on_pushed != NULL) {
+        rows[s->state].on_pushed(c, s);
+    }
+}
+
+/* Progress: the lease starts anew. */
+static void pushed_some(struct pf_core *c, struct pf_seq *s)
+{
+    if (s->state == PF_PUSHING) {
+        nd_works_arm(c->works, &s->w, c->now + c->p.t_lease_us, false);
+        move_blocks(c, s, TD_BLK_PARKED);
+    }
+    pf_push_more(c, s);
+    pf_advance(c, s);
+}
+
+static void pushed_last(struct pf_core *c, struct pf_seq *s)
+{
+    if (s->taken && s->n_open == 0) {
+        pf_end(c, s, TD_OK, "handed over");
+        return;
+    }
+    if (s->finish != TD_FINISH_NONE && s->n_open == 0) {
+        release_blocks(c, s); /* nobody wants this KV */
+        return;
+    }
+    nd_works_arm(c->works, &s->w, c->now + c->p.t_lease_us, false);
+    move_blocks(c, s, TD_BLK_PARKED);
+}
+
+/* ---- from the engine ---- */
+
+/* The prompt is computed and the first token is out. */
+static void computed(struct pf_core *c, struct pf_seq *s)
+{
+    nd_slots_give(c->slots, s->slot);
+    s->slot = 0;
+    nd_work_drop_prompt(c->works, &s->w);
+    uint64_t prefill_us = (uint64_t)(s->token_us - s->exec_us);
+    nd_actions_observe(c->out, ND_M_PREFILL_US, (double)prefill_us);
+    nd_actions_observe(c->out, ND_M_TTFT_US, (double)(s->token_us - s->w.arrived_us));
+    nd_actions_observe(c->out, ND_M_PROMPT_TOKENS, s->w.n_prompt);
+    nd_actions_observe(c->out, ND_M_OUTPUT_TOKENS, 1);
+    TD_LOG(INFO, "pf_exec",
+           "req=%s attempt=%u prompt_tok=%u queue_us=%" PRId64 " prefill_us=%" PRIu64 " table=%s",
+           s->w.req, s->w.id.attempt, s->w.n_prompt, s->exec_us - s->w.arrived_us, prefill_us,
+           s->has_table ? "known" : "awaited");
+    if (s->finish != TD_FINISH_NONE) {
+        cancel_pushes(c, s);
+    } else if (s->has_table) {
+        pf_push_more(c, s);
+    }
+    if (s->has_table && s->finish == TD_FINISH_NONE && s->pushed_tok < s->w.n_prompt) {
+        pf_set_state(c, s, PF_PUSHING);
+    } else if (!s->has_table) {
+        pf_set_state(c, s, PF_PARKED);
+    }
+    pf_advance(c, s);
+    move_blocks(c, s, TD_BLK_PARKED);
+    if (s->finish != TD_FINISH_NONE && s->n_open == 0) {
+        release_blocks(c, s);
+    }
+}
+
+static void row_exec(struct pf_core *c, struct pf_seq *s, td_err err)
+{
+    if (err != TD_OK) {
+        pf_end(c, s, td_err_retryable(err) ? err : TD_ERR_SEQ_FAILED, "engine failed the prompt");
+        return;
+    }
+    s->computed_tok = s->submitted_tok;
+    if (s->computed_tok == s->w.n_prompt) {
+        computed(c, s);
+    } else {
+        pf_push_more(c, s);
+    }
+}
+
+void pf_on_row(struct pf_core *c, struct pf_seq *s, td_err err)
+{
+    s->step = 0;
+    if (rows[s->state].on_row != NULL) {
+        rows[s->state].on_row(c, s, err);
+    }
+}
+
+/* ---- the hand-over ---- */
+
+/* Posted after the pushes on the same endpoint, so it cannot overtake them; D also counts slices.
+ */
+static void send_record(struct pf_core *c, struct pf_seq *s)
+{
+    struct td_wire_msg *m = nd_actions_peer_send(c->out, s->peer, TD_WIRE_RECORD);
+    m->record = (struct td_wire_record){.id = s->w.id,
+                                        .land = s->land,
+                                        .p_epoch = c->p.epoch,
+                                        .d_epoch = s->peer,
+                                        .layout_id = c->p.layout_id,
+                                        .numerics_id = c->p.engine->numerics_id,
+                                        .n_tok = s->w.n_prompt,
+                                        .n_slices = s->n_pushes * c->p.engine->n_layers,
+                                        .first_token = s->first_token,
+                                        .first_logprob = s->first_logprob,
+                                        .finish = s->finish,
+                                        .seed = s->w.sampling.seed,
+                                        .stages = stages_of(c, s)};
+}
+
+void pf_advance(struct pf_core *c, struct pf_seq *s)
+{
+    bool open = s->state == PF_EXEC || s->state == PF_PARKED || s->state == PF_PUSHING;
+    if (!open || !s->has_token || !s->has_table ||
+        (s->finish == TD_FINISH_NONE && s->pushed_tok < s->w.n_prompt)) {
+        return;
+    }
+    pf_set_state(c, s, PF_HANDING);
+    move_blocks(c, s, TD_BLK_PARKED);
+    send_record(c, s);
+}
