@@ -1,0 +1,285 @@
+#define TD_LOG_ROOM "decode"
+#include "common/base/log.h"
+#include "decode-node/dc_internal.h"
+
+#include <inttypes.h>
+
+#include "common/base/assert.h"
+
+/* One step is under way at a time and tokens go to the engine by value. Rows with tokens == NULL
+ * (the engine's own last sample) would let step n+1 be planned while n runs; what that needs beyond
+ * this file is that ends found late give their row back. */
+
+void dc_say_token(struct dc_core *c, const struct dc_seq *s, uint32_t index, int32_t token,
+                  float logprob, enum td_finish finish)
+{
+    if (!s->w.mute) {
+        struct td_wire_token t = {
+            .id = s->w.id, .index = index, .token = token, .logprob = logprob, .finish = finish};
+        nd_tokens_add(c->tokens, &t);
+    }
+}
+
+/* ---- planning ---- */
+
+static void join(struct dc_core *c, struct dc_seq *s)
+{
+    s->slot = nd_slots_take(c->slots);
+    nd_work_seq_set(c->works, &s->w, s->slot - 1, &s->first_token, c->out);
+    nd_work_drop_prompt(c->works, &s->w);
+    dc_set_state(c, s, DC_RUNNING);
+    td_batch_join_decode(&c->batch, &s->batch);
+    TD_LOG(INFO, "dc_batch", "req=%s attempt=%u context_tok=%u rows=%u", s->w.req, s->w.id.attempt,
+           s->len, c->batch.decode.n);
+}
+
+/* Lower key, or the same and earlier: same order as every other line. */
+static bool joins_before(const struct dc_seq *a, const struct dc_seq *b)
+{
+    return a->line.key != b->line.key ? a->line.key < b->line.key : a->w.number < b->w.number;
+}
+
+static void join_ready(struct dc_core *c)
+{
+    while (c->n_ready > 0 && nd_slots_free(c->slots) > 0) {
+        struct dc_seq *first = NULL;
+        for (uint32_t i = 0; i < nd_works_capacity(c->works); i++) {
+            struct dc_seq *s = (struct dc_seq *)(void *)nd_works_slot(c->works, i);
+            if (s != NULL && s->state == DC_READY && (first == NULL || joins_before(s, first))) {
+                first = s;
+            }
+        }
+        TD_INSIST(first != NULL);
+        join(c, first);
+    }
+}
+
+static bool fill_prefill(struct dc_core *c, struct dc_seq *s, const struct td_batch_row *plan,
+                         struct td_row *row)
+{
+    if (s->exec_us == 0) {
+        s->exec_us = c->now;
+        nd_actions_observe(c->out, ND_M_PREFILL_QUEUE_US, (double)(c->now - s->w.arrived_us));
+        dc_move_blocks(c, s, TD_BLK_FILLING);
+    }
+    row->pos = s->submitted_tok;
+    row->n = plan->n;
+    row->tokens = nd_work_tokens(c->works, &s->w, s->submitted_tok, plan->n, c->out);
+    row->sampling = TD_NO_SAMPLE;
+    if (plan->last) {
+        row->sampling = s->slot - 1;
+        nd_work_seq_set(c->works, &s->w, s->slot - 1, NULL, c->out);
+    }
+    s->submitted_tok += plan->n;
+    c->flight_prompt_tok += plan->n;
+    return row->tokens != NULL;
+}
+
+static bool fill_decode(struct dc_core *c, struct dc_seq *s, struct td_row *row)
+{
+    if (s->decode_us == 0) {
+        s->decode_us = c->now;
+        nd_actions_observe(c->out, ND_M_DECODE_QUEUE_US, (double)(c->now - s->taken_us));
+    }
+    row->pos = s->len;
+    row->n = 1;
+    row->tokens = nd_actions_copy(c->out, &s->last_token, sizeof s->last_token);
+    row->sampling = s->slot - 1;
+    return row->tokens != NULL;
+}
+
+static bool fill_row(struct dc_core *c, struct dc_seq *s, const struct td_batch_row *plan,
+                     struct td_row *row)
+{
+    *row = (struct td_row){.seq = s->w.ref};
+    bool ok =
+        plan->kind == TD_BATCH_PREFILL ? fill_prefill(c, s, plan, row) : fill_decode(c, s, row);
+    uint32_t bt = c->p.engine->layout.block_tok;
+    row->n_blocks = (row->pos + row->n + bt - 1) / bt;
+    TD_INSIST(row->n_blocks <= s->n_blocks);
+    row->table = nd_actions_copy(c->out, dc_blocks(c, s), row->n_blocks * sizeof *row->table);
+    if (row->sampling != TD_NO_SAMPLE && s->w.sampling.logprobs > 0) {
+        row->want |= TD_WANT_LOGPROBS;
+    }
+    return ok && row->table != NULL;
+}
+
+static void start_step(struct dc_core *c)
+{
+    uint32_t n_plan = td_batch_plan(&c->batch, c->plan, c->batch.p.max_rows);
+    if (n_plan == 0) {
+        return;
+    }
+    struct td_row *rows = nd_actions_copy(c->out, NULL, n_plan * sizeof *rows);
+    uint32_t n = 0;
+    uint32_t tokens = 0;
+    c->flight_prompt_tok = 0;
+    for (uint32_t i = 0; i < n_plan; i++) {
+        struct dc_seq *s = td_heap_entry(c->plan[i].item, struct dc_seq, batch);
+        if (rows == NULL || !fill_row(c, s, &c->plan[i], &rows[n])) {
+            dc_end(c, s, TD_ERR_NO_MEMORY, "no memory to plan a step");
+            continue;
+        }
+        s->step = c->next_ticket;
+        tokens += rows[n].n;
+        c->flight[n++] = s->w.ref;
+    }
+    if (n == 0) {
+        return;
+    }
+    struct nd_action *a = nd_actions_add(c->out, ND_DO_STEP);
+    a->rows = rows;
+    a->n_rows = n;
+    c->running = c->next_ticket++;
+    c->n_flight = n;
+    nd_actions_observe(c->out, ND_M_BATCH_TOKENS, tokens);
+}
+
+void dc_run(struct dc_core *c)
+{
+    if (c->running == 0) {
+        join_ready(c);
+        dc_grow(c); /* before the line: who runs comes before who wants to */
+    }
+    dc_admit(c);
+    if (c->running == 0) {
+        start_step(c);
+    }
+}
+
+/* ---- results ---- */
+
+/* What the engine says of flight row i; a row it does not name has failed. */
+static td_err row_result(const struct dc_core *c, const struct td_step_result *r, uint32_t i,
+                         const struct td_row_result **out_row)
+{
+    if (i >= r->n_rows || r->rows[i].seq.index != c->flight[i].index ||
+        r->rows[i].seq.generation != c->flight[i].generation) {
+        return TD_ERR_SEQ_FAILED;
+    }
+    *out_row = &r->rows[i];
+    return r->rows[i].err;
+}
+
+static bool in_vocab(const struct dc_core *c, const struct td_row_result *row)
+{
+    return row->n_ids > 0 && row->ids[0] >= 0 && (uint32_t)row->ids[0] < c->p.engine->n_vocab;
+}
+
+/* The token of one row joins the stream: position, finish, message. */
+static void take_token(struct dc_core *c, struct dc_seq *s, const struct td_row_result *row)
+{
+    uint32_t index = s->n_out++;
+    s->last_token = row->ids[0];
+    s->finish = nd_work_finish(&s->w, c->p.engine->max_model_len, index, s->last_token);
+    if (s->first_owed) {
+        s->first_owed = false;
+        dc_say_token(c, s, s->w.n_replayed, s->first_token, s->first_logprob, TD_FINISH_NONE);
+    }
+    dc_say_token(c, s, index, s->last_token, row->logprobs[0], s->finish);
+    nd_actions_observe(c->out, ND_M_OUTPUT_TOKENS, 1);
+    if (s->state == DC_RUNNING) {
+        nd_actions_observe(c->out, ND_M_ITL_US, (double)(c->now - s->last_us));
+    }
+    s->last_us = c->now;
+}
+
+/* The prompt of a local request is computed: its first token has been taken. */
+static void start_stream(struct dc_core *c, struct dc_seq *s)
+{
+    s->token_us = s->taken_us = c->now;
+    nd_work_drop_prompt(c->works, &s->w);
+    nd_actions_observe(c->out, ND_M_PREFILL_US, (double)(c->now - s->exec_us));
+    nd_actions_observe(c->out, ND_M_TTFT_US, (double)(c->now - s->w.arrived_us));
+    nd_actions_observe(c->out, ND_M_PROMPT_TOKENS, s->w.n_prompt);
+    dc_set_state(c, s, DC_RUNNING);
+    dc_move_blocks(c, s, TD_BLK_RUNNING);
+    if (s->finish == TD_FINISH_NONE) {
+        td_batch_join_decode(&c->batch, &s->batch);
+        TD_LOG(INFO, "dc_batch", "req=%s attempt=%u context_tok=%u rows=%u", s->w.req,
+               s->w.id.attempt, s->len, c->batch.decode.n);
+    }
+}
+
+/* First pass over the rows: tokens only, so that all of a step go out together. */
+static td_err hear_row(struct dc_core *c, struct dc_seq *s, const struct td_row_result *row)
+{
+    bool prompt = s->state == DC_PREFILL;
+    s->len = prompt ? s->submitted_tok : s->len + 1;
+    if (prompt && s->len < s->w.n_prompt) {
+        return TD_OK;
+    }
+    if (!in_vocab(c, row)) {
+        return TD_ERR_SEQ_FAILED;
+    }
+    take_token(c, s, row);
+    return TD_OK;
+}
+
+/* Second pass: what follows from the row. */
+static void settle_row(struct dc_core *c, struct dc_seq *s, td_err err)
+{
+    s->step = 0;
+    if (s->state == DC_ENDING) {
+        dc_finish_ending(c, s);
+        return;
+    }
+    if (err != TD_OK) {
+        dc_end(c, s, td_err_retryable(err) ? err : TD_ERR_SEQ_FAILED, "engine failed the row");
+        return;
+    }
+    if (s->state == DC_PREFILL && s->len == s->w.n_prompt) {
+        start_stream(c, s);
+    }
+    if (s->finish != TD_FINISH_NONE) {
+        td_growth_seen(&c->growth, s->n_out - s->w.n_replayed);
+        dc_end(c, s, TD_OK, s->finish == TD_FINISH_STOP ? "stop token" : "length");
+    }
+}
+
+static uint32_t smooth(uint32_t old, uint64_t sample)
+{
+    sample = sample < UINT32_MAX / 8 ? sample : UINT32_MAX / 8;
+    return old == 0 ? (uint32_t)sample : (uint32_t)(((uint64_t)old * 7 + sample) / 8);
+}
+
+static void learn_cost(struct dc_core *c, const struct td_step_result *r)
+{
+    uint64_t us = r->exec_us > 0 ? (uint64_t)r->exec_us : 0;
+    if (c->flight_prompt_tok == 0) {
+        c->step_us = smooth(c->step_us, us);
+        return;
+    }
+    uint64_t decode = c->batch.decode.n > 0 && us > c->step_us ? c->step_us : 0;
+    c->us_per_ktok = smooth(c->us_per_ktok, (us - decode) * 1000 / c->flight_prompt_tok);
+}
+
+void dc_on_step(struct dc_core *c, const struct td_step_result *r)
+{
+    if (c->running == 0 || r->ticket != c->running) {
+        TD_LOG(ERROR, "result of a step that does not run, dropped", "ticket=%" PRIu64, r->ticket);
+        return;
+    }
+    c->running = 0;
+    learn_cost(c, r);
+    td_err *errs = nd_actions_copy(c->out, NULL, c->n_flight * sizeof *errs);
+    for (uint32_t i = 0; i < c->n_flight; i++) {
+        struct dc_seq *s = (struct dc_seq *)(void *)nd_works_at(c->works, c->flight[i]);
+        const struct td_row_result *row = NULL;
+        td_err e = errs != NULL ? row_result(c, r, i, &row) : TD_ERR_NO_MEMORY;
+        if (e == TD_OK && s != NULL && s->state != DC_ENDING) {
+            e = hear_row(c, s, row);
+        }
+        if (errs != NULL) {
+            errs[i] = e;
+        }
+    }
+    nd_tokens_flush(c->tokens, r->ticket, c->out);
+    for (uint32_t i = 0; i < c->n_flight; i++) {
+        struct dc_seq *s = (struct dc_seq *)(void *)nd_works_at(c->works, c->flight[i]);
+        if (s != NULL) {
+            settle_row(c, s, errs != NULL ? errs[i] : TD_ERR_NO_MEMORY);
+        }
+    }
+    c->n_flight = 0;
+}
