@@ -104,8 +104,9 @@ struct tk_gemm {
     const struct tk_packed *w;
     const struct tk_act *a;
     uint32_t row0, m; /* rows [row0, row0 + m), row0 % 8 == 0 */
-    float *y;         /* row row0, column 0 of the matrix: y[r * y_stride + column] */
+    float *y; /* y[(r - row0) * y_stride + column - col0] */
     size_t y_stride;
+    uint32_t col0;
     bool add; /* y += instead of y = */
 };
 

@@ -107,7 +107,7 @@ void tk__ref_gemm(const struct tk_gemm *g, uint32_t tile0, uint32_t n_tiles)
             float acc[TK_PANEL * TK_LANES] = {0};
             panel_tile(g, t, row, rows, acc);
             for (uint32_t r = 0; r < rows; r++) {
-                float *y = g->y + (size_t)(row + r) * g->y_stride + t * TK_LANES;
+                float *y = g->y + (size_t)(row + r) * g->y_stride + (t * TK_LANES - g->col0);
                 for (uint32_t c = 0; c < cols; c++) {
                     y[c] = g->add ? y[c] + acc[r * TK_LANES + c] : acc[r * TK_LANES + c];
                 }

@@ -110,7 +110,7 @@ TK__INLINE void block(enum tk_kind kind, int R, const uint8_t *tile, const int8_
 TK__INLINE void store(const struct tk_gemm *g, uint32_t t, uint32_t row, int h, __m256 acc)
 {
     int left = (int)(g->w->n - t * TK_LANES) - 8 * h;
-    float *y = g->y + (size_t)row * g->y_stride + (size_t)t * TK_LANES + 8 * h;
+    float *y = g->y + (size_t)row * g->y_stride + (t * TK_LANES - g->col0) + 8 * h;
     __m256i mask = first8(left);
     if (g->add) {
         acc = _mm256_add_ps(_mm256_maskload_ps(y, mask), acc);

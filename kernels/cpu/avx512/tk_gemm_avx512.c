@@ -151,7 +151,7 @@ TK__INLINE void store(const struct tk_gemm *g, uint32_t t, uint32_t row, int R, 
 {
     uint32_t left = g->w->n - t * TK_LANES;
     __mmask16 mask = left >= TK_LANES ? (__mmask16)0xffff : (__mmask16)((1u << left) - 1);
-    float *y = g->y + (size_t)row * g->y_stride + (size_t)t * TK_LANES;
+    float *y = g->y + (size_t)row * g->y_stride + (t * TK_LANES - g->col0);
     for (int r = 0; r < R; r++, y += g->y_stride) {
         __m512 v = acc[r];
         if (g->add) {

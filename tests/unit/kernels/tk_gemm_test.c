@@ -46,7 +46,7 @@ static float *product(const struct tk_ops *ops, const struct problem *p, bool ad
     for (size_t i = 0; i < (size_t)p->m * stride; i++) {
         y[i] = add ? (float)i * 0.25f : 12345.0f;
     }
-    struct tk_gemm g = {&p->p, &p->a, 0, p->m, y, stride, add};
+    struct tk_gemm g = {&p->p, &p->a, 0, p->m, y, stride, 0, add};
     ops->gemm(&g, 0, p->p.n_tiles);
     return y;
 }
@@ -85,7 +85,7 @@ static void a_row_alone_equals_the_row_in_a_batch(void **state)
         for (uint32_t row = 0; row < p.m; row++) {
             struct tk_act one = ku_act(1, 576);
             float y[64];
-            struct tk_gemm g = {&p.p, &one, 0, 1, y, 64, false};
+            struct tk_gemm g = {&p.p, &one, 0, 1, y, 64, 0, false};
             ops->quant(p.x + (size_t)row * 576, 576, &one, 0, 0);
             ops->gemm(&g, 0, 3);
             ops->gemm(&g, 3, 1);

@@ -1,0 +1,657 @@
+/* cpu_engine.c - the CPU backend's life: making, checking and queueing steps, the engine thread. */
+#include "common/model/cpu_engine.h"
+
+#include <errno.h>
+#include <math.h>
+#include <poll.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "common/base/assert.h"
+#include "common/base/clock.h"
+#include "common/base/fault.h"
+#include "common/base/thread.h"
+#define TD_LOG_ROOM "model"
+#include "common/base/log.h"
+#include "common/model/cpu_engine_priv.h"
+
+#define MAP_FROM      (256u * 1024) /* bytes from which memory is mapped, lazily zero */
+#define MAX_ROWS      65536u
+#define MAX_TOKENS    (1024u * 1024)
+#define NUMERICS_INT8 "cpu-int8-v1"
+#define NUMERICS_F32  "cpu-f32-v1"
+
+static struct td__ce *of(const struct td_engine *base)
+{
+    struct td__ce *e = (struct td__ce *)(uintptr_t)base;
+    TD_REQUIRE(e != NULL && e->magic == TD__CE_MAGIC);
+    return e;
+}
+
+void *td__ce_alloc(struct td__ce *e, size_t bytes)
+{
+    void *p;
+    TD_INSIST(e->n_owned < TD__CE_MAX_OWNED);
+    if (bytes < MAP_FROM) {
+        p = td_zalloc_aligned(64, bytes > 0 ? bytes : 64);
+    } else {
+        p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        p = p == MAP_FAILED ? NULL : p;
+        if (p != NULL) {
+            (void)madvise(p, bytes, MADV_HUGEPAGE); /* a wish: fewer TLB misses */
+        }
+    }
+    if (p != NULL) {
+        e->owned[e->n_owned].p = p;
+        e->owned[e->n_owned++].bytes = bytes < MAP_FROM ? 0 : bytes;
+    }
+    return p;
+}
+
+/* --- steps: loop side --- */
+
+static bool tokens_ok(const struct td__ce *e, const struct td_row *row)
+{
+    for (uint32_t i = 0; i < row->n; i++) {
+        if (row->tokens[i] < 0 || (uint32_t)row->tokens[i] >= e->info.n_vocab) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool slot_is_used(const struct td__ce_step *s, uint32_t slot)
+{
+    for (uint32_t r = 0; r < s->n_rows; r++) {
+        if (s->rows[r].live && s->rows[r].sampling == slot) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* What is wrong with a row; nothing of it may be touched unless TD_OK. */
+static td_err check_row(const struct td__ce *e, const struct td__ce_step *s,
+                        const struct td_row *row)
+{
+    uint32_t len = e->info.max_model_len;
+    if (row->n == 0 || row->table == NULL || (row->want & TD_WANT_PROMPT_LOGPROBS) != 0) {
+        return TD_ERR_BAD_REQUEST;
+    }
+    if (row->pos >= len || row->n > len - row->pos) {
+        return TD_ERR_CONTEXT_LENGTH;
+    }
+    uint32_t need = (row->pos + row->n + TK_BLOCK_TOK - 1) / TK_BLOCK_TOK;
+    if (row->n_blocks < need) {
+        return TD_ERR_BAD_REQUEST;
+    }
+    for (uint32_t i = 0; i < need; i++) {
+        if (row->table[i] >= e->info.n_blocks) {
+            return TD_ERR_BAD_REQUEST;
+        }
+    }
+    if (row->sampling != TD_NO_SAMPLE &&
+        (row->sampling >= e->info.max_slots || !e->slots[row->sampling].set ||
+         slot_is_used(s, row->sampling))) {
+        return TD_ERR_BAD_REQUEST;
+    }
+    if (row->tokens == NULL) {
+        return row->n == 1 && row->sampling != TD_NO_SAMPLE ? TD_OK : TD_ERR_BAD_REQUEST;
+    }
+    return tokens_ok(e, row) ? TD_OK : TD_ERR_BAD_REQUEST;
+}
+
+static void add_row(const struct td__ce *e, struct td__ce_step *s, const struct td_row *in)
+{
+    uint32_t r = s->n_rows;
+    struct td__ce_row *row = &s->rows[r];
+    struct td_row_result *result = &s->results[r];
+    memset(result, 0, sizeof *result);
+    result->seq = in->seq;
+    result->err = check_row(e, s, in);
+    memset(row, 0, sizeof *row);
+    row->live = result->err == TD_OK;
+    if (row->live) {
+        row->from_engine = in->tokens == NULL;
+        row->pos = in->pos;
+        row->n = in->n;
+        row->token0 = s->n_tok;
+        row->sampling = in->sampling;
+        row->want = in->want;
+        row->n_blocks = (in->pos + in->n + TK_BLOCK_TOK - 1) / TK_BLOCK_TOK;
+        row->table = s->tables + (size_t)r * e->blocks_per_seq;
+        memcpy(row->table, in->table, row->n_blocks * sizeof *row->table);
+        if (in->tokens != NULL) {
+            memcpy(s->tokens + s->n_tok, in->tokens, in->n * sizeof *in->tokens);
+        }
+        s->n_tok += in->n;
+        s->push_layers |= (in->want & TD_PUSH_LAYERS) != 0;
+    }
+    s->n_rows++;
+}
+
+static td_err submit_step(struct td__ce *e, const struct td_row *rows, size_t n_rows,
+                          float *all_logits, td_ticket *out)
+{
+    uint64_t total = 0;
+    uint32_t tail = atomic_load_explicit(&e->tail, memory_order_relaxed); /* ours alone */
+    for (size_t i = 0; i < n_rows && i <= e->info.max_rows; i++) {
+        total += rows[i].n;
+    }
+    if (n_rows == 0 || n_rows > e->info.max_rows || total > e->info.max_tokens) {
+        return TD_ERR_BAD_REQUEST;
+    }
+    if (tail - e->polled >= TD_ENGINE_MAX_INFLIGHT) {
+        return TD_ERR_AGAIN;
+    }
+    struct td__ce_step *s = &e->steps[tail % TD__CE_SLOTS];
+    s->ticket = ++e->last_ticket;
+    s->n_rows = s->n_tok = 0;
+    s->push_layers = false;
+    s->all_logits = all_logits;
+    for (size_t i = 0; i < n_rows; i++) {
+        add_row(e, s, &rows[i]);
+    }
+    *out = s->ticket;
+    /* seq_cst: publishes the step, and orders against a sleeping engine thread */
+    atomic_store(&e->tail, tail + 1);
+    atomic_fetch_add(&e->kick, 1);
+    td_team_wake(&e->kick, &e->kick_sleepers);
+    return TD_OK;
+}
+
+static td_err ce_submit(struct td_engine *base, const struct td_row *rows, size_t n_rows,
+                        td_ticket *out)
+{
+    return submit_step(of(base), rows, n_rows, NULL, out);
+}
+
+static void signal_fd(int fd)
+{
+    uint64_t one = 1;
+    (void)!write(fd, &one, sizeof one); /* EAGAIN: the counter is full, so it is readable */
+}
+
+static td_err ce_poll(struct td_engine *base, struct td_step_result *out)
+{
+    struct td__ce *e = of(base);
+    uint64_t n;
+    (void)!read(e->event_fd, &n, sizeof n); /* before looking, so that no finish is lost */
+    /* acquire: pairs with the engine thread's release after the results */
+    uint32_t done = atomic_load_explicit(&e->done, memory_order_acquire);
+    if (done == e->polled) {
+        return TD_ERR_AGAIN;
+    }
+    struct td__ce_step *s = &e->steps[e->polled++ % TD__CE_SLOTS];
+    if (done != e->polled) {
+        signal_fd(e->event_fd);
+    }
+    out->ticket = s->ticket;
+    out->n_rows = s->n_rows;
+    out->rows = s->results;
+    out->exec_us = s->exec_us;
+    return TD_OK;
+}
+
+static uint32_t ce_layers_done(struct td_engine *base, td_ticket ticket)
+{
+    struct td__ce *e = of(base);
+    /* acquire: pairs with publish_layer() */
+    uint64_t p = atomic_load_explicit(&e->progress, memory_order_acquire);
+    if (p >> 16 == ticket) {
+        return (uint32_t)(p & 0xffff);
+    }
+    return p >> 16 > ticket ? e->info.n_layers : 0;
+}
+
+static td_err ce_seq_set(struct td_engine *base, uint32_t slot, const struct td_sampling_state *s)
+{
+    return td__ce_slot_set(of(base), slot, s);
+}
+
+static const struct td_engine_info *ce_info(const struct td_engine *base)
+{
+    return &of(base)->info;
+}
+
+static int ce_event_fd(const struct td_engine *base)
+{
+    return of(base)->event_fd;
+}
+
+static int ce_layer_fd(const struct td_engine *base)
+{
+    return of(base)->layer_fd;
+}
+
+static void *ce_pool_base(const struct td_engine *base)
+{
+    return of(base)->pool;
+}
+
+/* --- steps: engine side --- */
+
+static bool resolve_token(const struct td__ce *e, struct td__ce_step *s, uint32_t r)
+{
+    const struct td__ce_row *row = &s->rows[r];
+    if (!row->from_engine) {
+        return true;
+    }
+    const struct td__ce_slot *slot = &e->slots[row->sampling];
+    s->tokens[row->token0] = slot->last;
+    return slot->has_last;
+}
+
+/* Drops rows that failed, closes the gaps they leave in the token list, plans the attention. */
+static void prepare(struct td__ce *e, struct td__ce_step *s)
+{
+    uint32_t n_tok = 0;
+    s->n_sample = 0;
+    for (uint32_t r = 0; r < s->n_rows; r++) {
+        struct td__ce_row *row = &s->rows[r];
+        if (row->live && (!resolve_token(e, s, r) || TD_FAULT(STEP_FAIL))) {
+            row->live = false;
+            s->results[r].err = TD_ERR_SEQ_FAILED;
+            if (row->sampling != TD_NO_SAMPLE) {
+                e->slots[row->sampling].has_last = false;
+            }
+        }
+        if (!row->live) {
+            continue;
+        }
+        memmove(s->tokens + n_tok, s->tokens + row->token0, row->n * sizeof *s->tokens);
+        row->token0 = n_tok;
+        for (uint32_t i = 0; i < row->n; i++) {
+            s->tok_row[n_tok++] = r;
+        }
+        if (row->sampling != TD_NO_SAMPLE) {
+            s->sample_rows[s->n_sample++] = r;
+        }
+    }
+    s->n_tok = n_tok;
+    e->running = s;
+    td__ce_attn_plan(e);
+}
+
+static void execute(struct td__ce *e, struct td__ce_step *s)
+{
+    int64_t start = td_now_us();
+    TD_FAULT_DELAY(STEP_PAUSE);
+    prepare(e, s);
+    if (s->n_tok > 0) {
+        td_team_sync(&e->team, NULL, NULL); /* lets the helpers in */
+        td__ce_run(e, 0);
+    }
+    s->exec_us = td_now_us() - start;
+    /* release: layers of this step, even of one without a live row, are done */
+    atomic_store_explicit(&e->progress, s->ticket << 16 | e->info.n_layers, memory_order_release);
+    if (s->push_layers) {
+        signal_fd(e->layer_fd);
+    }
+    atomic_fetch_add_explicit(&e->done, 1, memory_order_release); /* hands the slot to the loop */
+    signal_fd(e->event_fd);
+}
+
+static void *engine_main(void *arg)
+{
+    struct td__ce *e = arg;
+    td_thread_enter(&td_engine_role, "engine");
+    for (;;) {
+        uint32_t kick = atomic_load(&e->kick);
+        uint32_t done = atomic_load_explicit(&e->done, memory_order_relaxed); /* ours alone */
+        if (atomic_load_explicit(&e->tail, memory_order_acquire) != done) {
+            execute(e, &e->steps[done % TD__CE_SLOTS]);
+        } else if (atomic_load(&e->stop)) {
+            break;
+        } else {
+            td_team_wait(&e->kick, kick, &e->kick_sleepers, e->team.spins);
+        }
+    }
+    e->running = NULL; /* helpers leave */
+    td_team_sync(&e->team, NULL, NULL);
+    return NULL;
+}
+
+struct helper {
+    struct td__ce *e;
+    uint32_t member;
+};
+
+static void *helper_main(void *arg)
+{
+    struct helper h = *(struct helper *)arg;
+    free(arg);
+    td_thread_enter(&td_engine_role, "engine-help");
+    for (;;) {
+        td_team_sync(&h.e->team, NULL, NULL);
+        if (h.e->running == NULL) {
+            return NULL;
+        }
+        td__ce_run(h.e, h.member);
+    }
+}
+
+/* --- life --- */
+
+/* Hands out pieces of one allocation; with base NULL it only adds up. */
+struct carver {
+    uint8_t *base;
+    size_t at;
+};
+
+static void *carve(struct carver *c, size_t count, size_t size)
+{
+    void *p = c->base != NULL ? c->base + c->at : NULL;
+    c->at += (count * size + 63) / 64 * 64;
+    return p;
+}
+
+static struct tk_act carve_act(const struct td__ce *e, struct carver *c, uint32_t rows, uint32_t k)
+{
+    size_t padded = ((size_t)rows + TK_PANEL - 1) / TK_PANEL * TK_PANEL;
+    struct tk_act a = {.k = k};
+    if (e->f32) {
+        a.x = carve(c, padded * k, sizeof *a.x);
+    } else {
+        a.q = carve(c, padded * k, 1);
+        a.b = carve(c, padded * k / TK_QK, sizeof *a.b);
+    }
+    return a;
+}
+
+static void carve_member(const struct td__ce *e, struct carver *c, struct td__ce_member *me)
+{
+    size_t v = TD__CE_TILE_QUERIES, f = sizeof(float), vocab = e->info.n_vocab;
+    me->attn = carve(c, tk_attn_scratch(e->dim, TD__CE_TILE_QUERIES), f);
+    me->q = carve(c, v * e->dim, f);
+    me->m = carve(c, v, f);
+    me->l = carve(c, v, f);
+    me->o = carve(c, v * e->dim, f);
+    me->sm = carve(c, v, f);
+    me->sl = carve(c, v, f);
+    me->so = carve(c, v * e->dim, f);
+    me->gate = carve(c, TD__CE_GATE_ROWS * TK_QK, f);
+    me->up = carve(c, TD__CE_GATE_ROWS * TK_QK, f);
+    me->norm = carve(c, e->embd, f);
+    me->weights = carve(c, vocab, f);
+    me->adjusted = carve(c, vocab, f);
+    me->order = carve(c, vocab, sizeof *me->order);
+    me->count = carve(c, vocab, sizeof *me->count);
+}
+
+static void carve_step(const struct td__ce *e, struct carver *c, struct td__ce_step *s)
+{
+    s->tokens = carve(c, e->info.max_tokens, sizeof *s->tokens);
+    s->tok_row = carve(c, e->info.max_tokens, sizeof *s->tok_row);
+    s->rows = carve(c, e->info.max_rows, sizeof *s->rows);
+    s->tables = carve(c, (size_t)e->info.max_rows * e->blocks_per_seq, sizeof *s->tables);
+    s->results = carve(c, e->info.max_rows, sizeof *s->results);
+    s->sample_rows = carve(c, e->info.max_rows, sizeof *s->sample_rows);
+}
+
+static void carve_all(struct td__ce *e, struct carver *c)
+{
+    size_t f = sizeof(float), tok = e->info.max_tokens;
+    size_t parts =
+        (size_t)TD__CE_SPLIT_ROWS * e->n_heads * ((e->info.max_model_len - 1) / TK_CHUNK_TOK + 1);
+    e->x = carve(c, tok * e->embd, f);
+    e->qkv = carve(c, tok * e->qkv_width, f);
+    e->att = carve(c, tok * e->q_width, f);
+    e->act_embd = carve_act(e, c, e->info.max_tokens, e->embd);
+    e->act_att = carve_act(e, c, e->info.max_tokens, e->q_width);
+    e->act_ffn = carve_act(e, c, e->info.max_tokens, e->ffn);
+    e->act_head = carve_act(e, c, e->info.max_rows, e->embd);
+    e->logits = carve(c, (size_t)e->info.max_rows * e->info.n_vocab, f);
+    e->part_m = carve(c, parts, f);
+    e->part_l = carve(c, parts, f);
+    e->part_o = carve(c, parts * e->dim, f);
+    e->spans = carve(c, e->info.max_rows, sizeof *e->spans);
+    e->slots = carve(c, e->info.max_slots, sizeof *e->slots);
+    struct td__ce_member *members = carve(c, e->team.n, sizeof *members);
+    e->members = members;
+    struct td__ce_member none;
+    for (uint32_t i = 0; i < e->team.n; i++) {
+        carve_member(e, c, members != NULL ? &members[i] : &none);
+    }
+    for (uint32_t i = 0; i < TD__CE_SLOTS; i++) {
+        carve_step(e, c, &e->steps[i]);
+    }
+    for (uint32_t i = 0; i < e->info.max_slots; i++) {
+        int32_t *history = carve(c, e->info.max_model_len, sizeof *history);
+        if (c->base != NULL) {
+            e->slots[i].history = history;
+        }
+    }
+}
+
+static td_err make_buffers(struct td__ce *e)
+{
+    struct carver c = {NULL, 0};
+    carve_all(e, &c);
+    c = (struct carver){td__ce_alloc(e, c.at), 0};
+    if (c.base == NULL) {
+        return TD_ERR_NO_MEMORY;
+    }
+    carve_all(e, &c);
+    e->pool = td__ce_alloc(e, (size_t)e->info.n_blocks * e->info.layout.block_bytes);
+    return e->pool != NULL ? TD_OK : TD_ERR_NO_MEMORY;
+}
+
+static uint64_t id_of(const char *text)
+{
+    uint64_t h = 0xcbf29ce484222325ull; /* FNV-1a */
+    for (; *text != '\0'; text++) {
+        h = (h ^ (uint8_t)*text) * 0x100000001b3ull;
+    }
+    return h;
+}
+
+static void describe(struct td__ce *e, const struct td_cpu_engine_params *p)
+{
+    const struct td_hparams *hp = &e->model->hp;
+    struct td_engine_info *i = &e->info;
+    i->n_layers = hp->n_layers;
+    i->n_vocab = hp->n_vocab;
+    i->max_model_len =
+        p->max_model_len == 0 || p->max_model_len > hp->n_ctx ? hp->n_ctx : p->max_model_len;
+    i->n_blocks = p->n_blocks;
+    i->max_rows = p->max_rows;
+    i->max_tokens = p->max_tokens;
+    i->max_slots = p->max_slots;
+    i->numerics = e->f32 ? NUMERICS_F32 : NUMERICS_INT8;
+    i->numerics_id = id_of(i->numerics);
+    memcpy(i->model_id, e->model->id, sizeof i->model_id);
+    uint32_t slice = 2 * hp->n_kv_heads * hp->head_dim * TK_BLOCK_TOK * (e->f32 ? 4 : 2);
+    i->layout = (struct td_kv_layout){.version = 1,
+                                      .n_layers = hp->n_layers,
+                                      .n_kv_heads = hp->n_kv_heads,
+                                      .head_dim = hp->head_dim,
+                                      .block_tok = TK_BLOCK_TOK,
+                                      .dtype = e->f32 ? TD_KV_F32 : TD_KV_BF16,
+                                      .order = TD_KV_K_DIM_TOKEN,
+                                      .slice_bytes = slice,
+                                      .block_bytes = (uint64_t)slice * hp->n_layers};
+    e->blocks_per_seq = (i->max_model_len + TK_BLOCK_TOK - 1) / TK_BLOCK_TOK;
+    e->q_scale = 1.0f / sqrtf((float)hp->head_dim);
+}
+
+static const struct tk_ops *ops_of(enum td_cpu_isa isa)
+{
+    switch (isa) {
+    case TD_ISA_AUTO:
+        return tk_select(TK_ISA_AUTO);
+    case TD_ISA_PORTABLE:
+        return tk_select(TK_ISA_REF);
+    case TD_ISA_AVX2:
+        return tk_select(TK_ISA_AVX2);
+    case TD_ISA_AVX512:
+        return tk_select(TK_ISA_AVX512);
+    case TD_ISA_AMX:
+        break;
+    }
+    return NULL;
+}
+
+static td_err check_params(const struct td_cpu_engine_params *p, const struct tk_ops *ops)
+{
+    const char *n = p->numerics;
+    const char *bad = n == NULL || (strcmp(n, "int8") != 0 && strcmp(n, "f32") != 0) ? "numerics"
+                      : ops == NULL                                                  ? "isa"
+                      : p->n_threads == 0 || p->n_threads > TD_TEAM_MAX              ? "n_threads"
+                      : p->n_blocks == 0                                             ? "n_blocks"
+                      : p->max_rows == 0 || p->max_rows > MAX_ROWS                   ? "max_rows"
+                      : p->max_tokens == 0 || p->max_tokens > MAX_TOKENS             ? "max_tokens"
+                      : p->max_slots > MAX_ROWS                                      ? "max_slots"
+                                                                                     : NULL;
+    if (bad != NULL) {
+        TD_LOG(ERROR, "cpu engine refuses a parameter", "name=%s", bad);
+        return TD_ERR_CONFIG;
+    }
+    return TD_OK;
+}
+
+static td_err start_threads(struct td__ce *e)
+{
+    for (uint32_t i = 1; i <= e->team.n; i++) { /* the engine thread last */
+        struct helper *h = i < e->team.n ? td_zalloc(1, sizeof *h) : NULL;
+        if (h != NULL) {
+            *h = (struct helper){e, i};
+        }
+        int rc = i < e->team.n && h == NULL ? ENOMEM
+                 : h != NULL ? pthread_create(&e->threads[e->n_started], NULL, helper_main, h)
+                             : pthread_create(&e->threads[e->n_started], NULL, engine_main, e);
+        if (rc != 0) {
+            free(h);
+            TD_LOG(ERROR, "cannot start an engine thread", "errno=%d", rc);
+            return TD_ERR_NO_MEMORY;
+        }
+        e->n_started++;
+    }
+    return TD_OK;
+}
+
+static void ce_destroy(struct td_engine *base)
+{
+    if (base == NULL) {
+        return;
+    }
+    struct td__ce *e = of(base);
+    atomic_store(&e->stop, true);
+    atomic_fetch_add(&e->kick, 1);
+    td_team_wake(&e->kick, &e->kick_sleepers);
+    if (e->n_started > 0 && e->n_started < e->team.n) { /* half built: nobody waits for the rest */
+        td_team_absent(&e->team, e->team.n - e->n_started);
+    }
+    for (uint32_t i = 0; i < e->n_started; i++) {
+        (void)pthread_join(e->threads[i], NULL);
+    }
+    e->magic = 0;
+    for (uint32_t i = 0; i < e->n_owned; i++) {
+        if (e->owned[i].bytes > 0) {
+            (void)munmap(e->owned[i].p, e->owned[i].bytes);
+        } else {
+            free(e->owned[i].p);
+        }
+    }
+    if (e->event_fd >= 0) {
+        (void)close(e->event_fd);
+    }
+    if (e->layer_fd >= 0) {
+        (void)close(e->layer_fd);
+    }
+    free(e);
+}
+
+static const struct td_engine_ops engine_ops = {
+    .submit = ce_submit,
+    .poll = ce_poll,
+    .layers_done = ce_layers_done,
+    .seq_set = ce_seq_set,
+    .info = ce_info,
+    .event_fd = ce_event_fd,
+    .layer_fd = ce_layer_fd,
+    .pool_base = ce_pool_base,
+    .destroy = ce_destroy,
+};
+
+static void destroy_enginep(struct td__ce **e)
+{
+    ce_destroy(*e != NULL ? &(*e)->base : NULL);
+}
+
+td_err td_cpu_engine_create(const struct td_model *model, const struct td_cpu_engine_params *p,
+                            struct td_engine **out_engine)
+{
+    const struct tk_ops *ops = ops_of(p->isa);
+    TD_TRY(check_params(p, ops));
+    TD_CLEANUP(destroy_enginep) struct td__ce *e = td_zalloc_aligned(64, sizeof *e);
+    if (e == NULL) {
+        return TD_ERR_NO_MEMORY;
+    }
+    e->base.ops = &engine_ops;
+    e->magic = TD__CE_MAGIC;
+    e->model = model;
+    e->ops = ops;
+    e->f32 = strcmp(p->numerics, "f32") == 0;
+    e->event_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    e->layer_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    if (e->event_fd < 0 || e->layer_fd < 0) {
+        return TD_ERR_IO;
+    }
+    td_team_init(&e->team, p->n_threads);
+    describe(e, p);
+    TD_TRY(td__ce_load(e));
+    TD_TRY(make_buffers(e));
+    TD_TRY(start_threads(e));
+    TD_LOG(INFO, "cpu engine ready", "numerics=%s isa=%s threads=%u blocks=%u", e->info.numerics,
+           ops->name, p->n_threads, p->n_blocks);
+    *out_engine = &TD_STEAL(e)->base;
+    return TD_OK;
+}
+
+/* --- tool hook --- */
+
+static td_err wait_step(struct td_engine *base)
+{
+    struct td_step_result result;
+    struct pollfd fd = {.fd = of(base)->event_fd, .events = POLLIN};
+    td_err err = ce_poll(base, &result);
+    while (err == TD_ERR_AGAIN) {
+        (void)poll(&fd, 1, -1); /* EINTR: asks again */
+        err = ce_poll(base, &result);
+    }
+    return err != TD_OK ? err : result.rows[0].err;
+}
+
+td_err td_cpu_engine_logits(struct td_engine *base, const int32_t *tokens, uint32_t n,
+                            uint32_t chunk, float *out_logits)
+{
+    struct td__ce *e = of(base);
+    uint32_t blocks = (n + TK_BLOCK_TOK - 1) / TK_BLOCK_TOK;
+    if (n == 0 || chunk == 0 || chunk > e->info.max_tokens || blocks > e->info.n_blocks) {
+        return TD_ERR_BAD_REQUEST;
+    }
+    TD_CLEANUP(td_freep) void *memory = td_zalloc(blocks, sizeof(td_block_id));
+    td_block_id *table = memory;
+    if (table == NULL) {
+        return TD_ERR_NO_MEMORY;
+    }
+    for (uint32_t i = 0; i < blocks; i++) {
+        table[i] = i;
+    }
+    for (uint32_t pos = 0; pos < n; pos += chunk) {
+        td_ticket ticket;
+        struct td_row row = {.pos = pos,
+                             .n = n - pos < chunk ? n - pos : chunk,
+                             .tokens = tokens + pos,
+                             .table = table,
+                             .n_blocks = blocks,
+                             .sampling = TD_NO_SAMPLE};
+        float *out = out_logits + (size_t)pos * e->info.n_vocab;
+        TD_TRY(submit_step(e, &row, 1, out, &ticket));
+        TD_TRY(wait_step(base));
+    }
+    return TD_OK;
+}

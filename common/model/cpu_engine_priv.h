@@ -1,0 +1,169 @@
+/* cpu_engine_priv.h - the inside of the CPU engine, shared by the files cpu_engine*.c only.
+ *
+ * Threads: the loop submits and polls; member 0 of the team is the engine thread that takes steps
+ * in order, the other members help it. A step slot belongs to the loop until it is submitted
+ * (`tail` grows), to the team until it is finished (`done` grows), then to the loop until the poll
+ * after the one that returned it.
+ */
+#ifndef TD_MODEL_CPU_ENGINE_PRIV_H
+#define TD_MODEL_CPU_ENGINE_PRIV_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include "common/model/cpu_engine.h"
+#include "common/model/cpu_engine_team.h"
+#include "common/model/model.h"
+#include "kernels/tk.h"
+
+#define TD__CE_MAGIC        0x54434531u
+#define TD__CE_SLOTS        (TD_ENGINE_MAX_INFLIGHT + 1)
+#define TD__CE_MAX_OWNED    64
+#define TD__CE_SPLIT_ROWS   8  /* decode rows up to which attention is split by chunk */
+#define TD__CE_GATE_ROWS    64 /* rows of gate and up that stay in a member's scratch */
+#define TD__CE_SERIAL_TOK   2  /* tokens up to which small phases run inside a barrier */
+#define TD__CE_TILE_QUERIES 48
+
+/* One row as the team executes it. */
+struct td__ce_row {
+    bool live;        /* passed the checks */
+    bool from_engine; /* its token is the slot's last one */
+    uint32_t pos, n;
+    uint32_t token0;   /* of its tokens in the step's flat list */
+    uint32_t sampling; /* slot or TD_NO_SAMPLE */
+    uint32_t want;
+    uint32_t n_blocks;
+    td_block_id *table; /* in the step's arena */
+};
+
+struct td__ce_step {
+    td_ticket ticket;
+    uint32_t n_rows, n_tok;
+    bool push_layers;
+    int32_t *tokens;         /* [max_tokens] */
+    uint32_t *tok_row;       /* [max_tokens] */
+    struct td__ce_row *rows; /* [max_rows] */
+    td_block_id *tables;     /* [max_rows][blocks of a sequence] */
+    struct td_row_result *results;
+    float *all_logits; /* borrowed: tool hook, logits of every token; else NULL */
+    int64_t exec_us;
+    /* filled when it runs */
+    uint32_t *sample_rows; /* [max_rows] rows that sample */
+    uint32_t n_sample;
+};
+
+struct td__ce_slot {
+    bool set;
+    struct td_sampling_params p; /* p.bias points into bias */
+    struct td_logit_bias bias[TD_SAMPLING_MAX_BIAS];
+    int32_t *history; /* [max_model_len] prompt, then output */
+    uint32_t n_prompt, n_history;
+    bool has_last;
+    int32_t last; /* sampled last */
+};
+
+struct td__ce_layer {
+    const float *attn_norm, *ffn_norm; /* borrowed from the model */
+    struct tk_packed q, k, v, o, gate, up, down;
+};
+
+/* What one member needs alone. */
+struct td__ce_member {
+    float *attn;             /* kernel scratch */
+    float *q;                /* [TILE_QUERIES][dim] */
+    float *m, *l, *o;        /* of a chunk */
+    float *sm, *sl, *so;     /* merged */
+    float *gate, *up;        /* [GATE_ROWS][32] */
+    float *norm;             /* [max(embd, attention width)] */
+    float *weights;          /* [n_vocab] sampling */
+    float *adjusted;         /* [n_vocab] logits after penalties and bias */
+    uint32_t *order, *count; /* [n_vocab] sampling; count stays zero between uses */
+    uint16_t limit[TK_MAX_QUERIES];
+};
+
+struct td__ce_task_span {
+    uint32_t row, first, n_tiles, n_chunks; /* tiles x kv heads x chunks tasks from `first` */
+};
+
+struct td__ce {
+    struct td_engine base;
+    uint32_t magic;
+    const struct td_model *model;
+    const struct tk_ops *ops;
+    struct td_engine_info info;
+    bool f32;
+    uint32_t embd, ffn, n_heads, n_kv, dim, group, rope_dim, blocks_per_seq;
+    uint32_t q_width, kv_width, qkv_width;
+
+    struct td__ce_layer *layers;
+    struct tk_packed output;
+    struct tk_weight embedding; /* rows of the mapped file */
+    const float *output_norm;
+    float *rope;   /* [max_model_len][rope_dim / 2][2] */
+    uint8_t *pool; /* [n_blocks][block_bytes] */
+
+    /* activations of the running step */
+    float *x;   /* [max_tokens][embd] residual stream */
+    float *qkv; /* [max_tokens][qkv_width] */
+    float *att; /* [max_tokens][q_width] */
+    struct tk_act act_embd, act_att, act_ffn, act_head;
+    float *logits;                   /* [max_rows][n_vocab] */
+    float *part_m, *part_l, *part_o; /* chunk results of split decode rows */
+    struct td__ce_task_span *spans;  /* [max_rows] */
+    uint32_t n_spans, n_attn_tasks;
+    bool split;
+    uint32_t layer; /* whose attention runs */
+    float q_scale;  /* 1 / sqrt(dim) */
+
+    struct td__ce_member *members;
+    struct td__ce_slot *slots;
+    struct td__ce_step steps[TD__CE_SLOTS];
+    struct td__ce_step *running;
+
+    atomic_uint tail, done; /* steps submitted, finished */
+    atomic_uint kick;       /* futex word of the engine thread: grows with submit and stop */
+    atomic_uint kick_sleepers;
+    td_ticket last_ticket;  /* loop */
+    uint32_t polled;        /* loop: steps handed to the loop */
+    atomic_ullong progress; /* ticket << 16 | layers done */
+    atomic_bool stop;
+    int event_fd, layer_fd;
+    struct td_team team;
+    pthread_t threads[TD_TEAM_MAX];
+    uint32_t n_started;
+
+    struct {
+        void *p;
+        size_t bytes; /* 0: free(), else munmap() */
+    } owned[TD__CE_MAX_OWNED];
+    uint32_t n_owned;
+};
+
+/* Zeroed memory that lives as long as the engine; NULL when out of memory. Big ones are mapped. */
+void *td__ce_alloc(struct td__ce *e, size_t bytes);
+
+/* cpu_engine_weights.c: packs every matrix; sets the dimensions of e. */
+td_err td__ce_load(struct td__ce *e) TD_MUST_CHECK;
+
+/* cpu_engine_run.c: one member's part of the running step. */
+void td__ce_run(struct td__ce *e, uint32_t member);
+
+/* cpu_engine_attn.c */
+void td__ce_attn_plan(struct td__ce *e);
+void td__ce_attn_task(struct td__ce *e, uint32_t member, uint32_t task);
+/* Merges the parts of a split row's token, or finds it done. Token t's attention output in e->att.
+ */
+void td__ce_attn_collect(struct td__ce *e, uint32_t member, uint32_t t);
+/* Address of K (which 0) or V (1) of a head in a block's slice of a layer. */
+void *td__ce_kv(const struct td__ce *e, td_block_id block, uint32_t layer, uint32_t head,
+                uint32_t which);
+
+/* cpu_engine_sample.c */
+td_err td__ce_slot_set(struct td__ce *e, uint32_t slot,
+                       const struct td_sampling_state *s) TD_MUST_CHECK;
+/* Chooses the next token of a row from its logits; position: of the token chosen. */
+void td__ce_sample(struct td__ce *e, uint32_t member, struct td__ce_slot *s, float *logits,
+                   uint32_t position, uint32_t want, struct td_row_result *out);
+
+#endif

@@ -1,0 +1,310 @@
+/* cpu_engine_run.c - the forward pass of one step, run by every member of the team side by side.
+ *
+ * Design: a phase is a list of items and ends in a barrier; what follows per token (norms, rope,
+ * quantising) runs inside that barrier when the step has one or two tokens, else as a phase of its
+ * own. Members keep the same order of phases, so a pass needs no other signal. */
+#include <string.h>
+#include <unistd.h>
+
+#include "common/model/cpu_engine_priv.h"
+
+#define TOKENS_PER_ITEM 8
+
+struct pass;
+typedef void (*token_fn)(struct pass *p, uint32_t t);
+
+struct part {
+    const struct tk_packed *w;
+    float *y;
+};
+
+/* One member's view of the running step. */
+struct pass {
+    struct td__ce *e;
+    struct td__ce_step *s;
+    struct td__ce_member *me;
+    uint32_t member, layer, head0;
+    /* current phase */
+    struct part parts[3];
+    uint32_t n_parts, tiles_per_item, rows;
+    const struct tk_act *act;
+    size_t y_stride;
+    bool add;
+    token_fn then;
+    uint32_t n_then;
+    bool publish; /* this layer's K and V are complete after the phase */
+};
+
+static void put_act(const struct td__ce *e, const struct tk_act *a, uint32_t row, const float *src,
+                    uint32_t n, uint32_t b0)
+{
+    if (a->x != NULL) {
+        memcpy(a->x + (size_t)row * a->k + (size_t)b0 * TK_QK, src, n * sizeof *src);
+    } else {
+        e->ops->quant(src, n, a, row, b0);
+    }
+}
+
+static void publish_layer(struct pass *p)
+{
+    struct td__ce *e = p->e;
+    e->layer = p->layer;
+    /* release: a reader that sees the count sees the slices */
+    atomic_store_explicit(&e->progress, p->s->ticket << 16 | (p->layer + 1), memory_order_release);
+    if (p->s->push_layers) {
+        uint64_t one = 1;
+        (void)!write(e->layer_fd, &one, sizeof one); /* full counter: it is readable anyway */
+    }
+}
+
+static void finish_phase(void *arg)
+{
+    struct pass *p = arg;
+    if (p->publish) {
+        publish_layer(p);
+    }
+}
+
+static void then_all(void *arg)
+{
+    struct pass *p = arg;
+    for (uint32_t t = 0; t < p->n_then; t++) {
+        p->then(p, t);
+    }
+    finish_phase(arg);
+}
+
+static void then_some(void *arg, uint32_t member, uint32_t item)
+{
+    struct pass *p = arg;
+    uint32_t t = item * TOKENS_PER_ITEM;
+    uint32_t end = t + TOKENS_PER_ITEM < p->n_then ? t + TOKENS_PER_ITEM : p->n_then;
+    for (; t < end; t++) {
+        p->then(p, t);
+    }
+}
+
+/* Items of a phase, then `then` for tokens [0, n_then). */
+static void run_phase(struct pass *p, uint32_t n_items, td_team_item_fn item, token_fn then,
+                      uint32_t n_then)
+{
+    struct td_team *team = &p->e->team;
+    p->then = then;
+    p->n_then = n_then;
+    if (then == NULL) {
+        td_team_run(team, p->member, n_items, item, finish_phase, p);
+    } else if (n_then <= TD__CE_SERIAL_TOK) {
+        td_team_run(team, p->member, n_items, item, then_all, p);
+    } else {
+        if (n_items > 0) {
+            td_team_run(team, p->member, n_items, item, NULL, p);
+        }
+        td_team_run(team, p->member, (n_then + TOKENS_PER_ITEM - 1) / TOKENS_PER_ITEM, then_some,
+                    finish_phase, p);
+    }
+    p->publish = false;
+}
+
+static void gemm_item(void *arg, uint32_t member, uint32_t item)
+{
+    struct pass *p = arg;
+    for (uint32_t i = 0; i < p->n_parts; i++) {
+        const struct tk_packed *w = p->parts[i].w;
+        uint32_t items = (w->n_tiles + p->tiles_per_item - 1) / p->tiles_per_item;
+        if (item >= items) {
+            item -= items;
+            continue;
+        }
+        uint32_t tile = item * p->tiles_per_item, n = w->n_tiles - tile;
+        struct tk_gemm g = {.w = w,
+                            .a = p->act,
+                            .m = p->rows,
+                            .y = p->parts[i].y,
+                            .y_stride = p->y_stride,
+                            .add = p->add};
+        p->e->ops->gemm(&g, tile, n < p->tiles_per_item ? n : p->tiles_per_item);
+        return;
+    }
+}
+
+/* Runs p->parts; about eight items a member, so that a disturbed core sheds its share. */
+static void run_gemm(struct pass *p, token_fn then, uint32_t n_then)
+{
+    uint32_t tiles = 0, items = 0;
+    for (uint32_t i = 0; i < p->n_parts; i++) {
+        tiles += p->parts[i].w->n_tiles;
+    }
+    uint32_t per = p->e->team.n == 1 ? tiles : tiles / (p->e->team.n * 8);
+    p->tiles_per_item = per < 1 ? 1 : per > 4 && p->e->team.n > 1 ? per / 4 * 4 : per;
+    for (uint32_t i = 0; i < p->n_parts; i++) {
+        items += (p->parts[i].w->n_tiles + p->tiles_per_item - 1) / p->tiles_per_item;
+    }
+    run_phase(p, items, gemm_item, then, n_then);
+}
+
+static void norm_into(struct pass *p, const struct tk_act *a, uint32_t row, uint32_t t,
+                      const float *w)
+{
+    struct td__ce *e = p->e;
+    e->ops->rmsnorm(e->x + (size_t)t * e->embd, w, e->embd, e->model->hp.rms_eps, p->me->norm);
+    put_act(e, a, row, p->me->norm, e->embd, 0);
+}
+
+static void embed_token(struct pass *p, uint32_t t)
+{
+    struct td__ce *e = p->e;
+    const uint8_t *row = (const uint8_t *)e->embedding.data +
+                         (size_t)(uint32_t)p->s->tokens[t] * e->embedding.row_bytes;
+    tk_dequant(e->embedding.type, row, e->embd, e->x + (size_t)t * e->embd);
+    norm_into(p, &e->act_embd, t, t, e->layers[0].attn_norm);
+}
+
+static void rope_token(struct pass *p, uint32_t t)
+{
+    struct td__ce *e = p->e;
+    const struct td__ce_row *row = &p->s->rows[p->s->tok_row[t]];
+    uint32_t pos = row->pos + (t - row->token0), slot = pos % TK_BLOCK_TOK;
+    float *q = e->qkv + (size_t)t * e->qkv_width, *k = q + e->q_width, *v = k + e->kv_width;
+    const float *cs = e->rope + (size_t)pos * e->rope_dim;
+    enum tk_rope_style style =
+        e->model->hp.rope_style == TD_ROPE_HALVES ? TK_ROPE_HALVES : TK_ROPE_PAIRS;
+    tk_rope(q, cs, e->n_heads, e->dim, e->rope_dim, style, e->q_scale);
+    tk_rope(k, cs, e->n_kv, e->dim, e->rope_dim, style, 1);
+    for (uint32_t h = 0; h < e->n_kv; h++) {
+        td_block_id block = row->table[pos / TK_BLOCK_TOK];
+        void *kb = td__ce_kv(e, block, p->layer, h, 0), *vb = td__ce_kv(e, block, p->layer, h, 1);
+        if (e->f32) {
+            tk_kv_write_f32(k + h * e->dim, v + h * e->dim, e->dim, slot, kb, vb);
+        } else {
+            tk_kv_write_bf16(k + h * e->dim, v + h * e->dim, e->dim, slot, kb, vb);
+        }
+    }
+}
+
+static void attn_item(void *arg, uint32_t member, uint32_t item)
+{
+    td__ce_attn_task(((struct pass *)arg)->e, member, item);
+}
+
+static void collect_token(struct pass *p, uint32_t t)
+{
+    struct td__ce *e = p->e;
+    td__ce_attn_collect(e, p->member, t);
+    put_act(e, &e->act_att, t, e->att + (size_t)t * e->q_width, e->q_width, 0);
+}
+
+static void ffn_norm_token(struct pass *p, uint32_t t)
+{
+    norm_into(p, &p->e->act_embd, t, t, p->e->layers[p->layer].ffn_norm);
+}
+
+static void next_norm_token(struct pass *p, uint32_t t)
+{
+    norm_into(p, &p->e->act_embd, t, t, p->e->layers[p->layer + 1].attn_norm);
+}
+
+/* 32 columns of gate and up, and what they become, for all rows. */
+static void gate_item(void *arg, uint32_t member, uint32_t item)
+{
+    struct pass *p = arg;
+    struct td__ce *e = p->e;
+    const struct td__ce_layer *l = &e->layers[p->layer];
+    for (uint32_t row = 0; row < p->rows; row += TD__CE_GATE_ROWS) {
+        uint32_t n = p->rows - row < TD__CE_GATE_ROWS ? p->rows - row : TD__CE_GATE_ROWS;
+        struct tk_gemm g = {.w = &l->gate,
+                            .a = &e->act_embd,
+                            .row0 = row,
+                            .m = n,
+                            .y = p->me->gate,
+                            .y_stride = TK_QK,
+                            .col0 = item * TK_QK};
+        e->ops->gemm(&g, item * 2, 2);
+        g.w = &l->up;
+        g.y = p->me->up;
+        e->ops->gemm(&g, item * 2, 2);
+        e->ops->swiglu(p->me->gate, p->me->up, n * TK_QK, p->me->gate);
+        for (uint32_t r = 0; r < n; r++) {
+            put_act(e, &e->act_ffn, row + r, p->me->gate + (size_t)r * TK_QK, TK_QK, item);
+        }
+    }
+}
+
+static void set_gemm(struct pass *p, const struct tk_act *a, const struct tk_packed *w, float *y,
+                     size_t stride, bool add)
+{
+    p->parts[0] = (struct part){w, y};
+    p->n_parts = 1;
+    p->act = a;
+    p->y_stride = stride;
+    p->add = add;
+}
+
+static void run_layer(struct pass *p)
+{
+    struct td__ce *e = p->e;
+    const struct td__ce_layer *l = &e->layers[p->layer];
+    uint32_t n = p->s->n_tok;
+    set_gemm(p, &e->act_embd, &l->q, e->qkv, e->qkv_width, false);
+    p->parts[1] = (struct part){&l->k, e->qkv + e->q_width};
+    p->parts[2] = (struct part){&l->v, e->qkv + e->q_width + e->kv_width};
+    p->n_parts = 3;
+    p->publish = true;
+    run_gemm(p, rope_token, n);
+    run_phase(p, e->n_attn_tasks, attn_item, collect_token, n);
+    set_gemm(p, &e->act_att, &l->o, e->x, e->embd, true);
+    run_gemm(p, ffn_norm_token, n);
+    run_phase(p, e->ffn / TK_QK, gate_item, NULL, 0);
+    set_gemm(p, &e->act_ffn, &l->down, e->x, e->embd, true);
+    run_gemm(p, p->layer + 1 < e->info.n_layers ? next_norm_token : NULL, n);
+}
+
+/* Row i of the LM head's input: a sampling row's last token, or token head0 + i. */
+static void head_norm_row(struct pass *p, uint32_t i)
+{
+    struct td__ce *e = p->e;
+    uint32_t t = p->head0 + i;
+    if (p->s->all_logits == NULL) {
+        const struct td__ce_row *row = &p->s->rows[p->s->sample_rows[i]];
+        t = row->token0 + row->n - 1;
+    }
+    norm_into(p, &e->act_head, i, t, e->output_norm);
+}
+
+static void sample_item(void *arg, uint32_t member, uint32_t item)
+{
+    struct pass *p = arg;
+    struct td__ce *e = p->e;
+    uint32_t r = p->s->sample_rows[item];
+    const struct td__ce_row *row = &p->s->rows[r];
+    td__ce_sample(e, member, &e->slots[row->sampling], e->logits + (size_t)item * e->info.n_vocab,
+                  row->pos + row->n, row->want, &p->s->results[r]);
+}
+
+static void run_head(struct pass *p, uint32_t head0, uint32_t n, float *logits)
+{
+    struct td__ce *e = p->e;
+    p->head0 = head0;
+    run_phase(p, 0, NULL, head_norm_row, n);
+    set_gemm(p, &e->act_head, &e->output, logits, e->info.n_vocab, false);
+    p->rows = n;
+    run_gemm(p, NULL, 0);
+}
+
+void td__ce_run(struct td__ce *e, uint32_t member)
+{
+    struct td__ce_step *s = e->running;
+    struct pass p = {.e = e, .s = s, .me = &e->members[member], .member = member, .rows = s->n_tok};
+    run_phase(&p, 0, NULL, embed_token, s->n_tok);
+    for (p.layer = 0; p.layer < e->info.n_layers; p.layer++) {
+        run_layer(&p);
+    }
+    if (s->all_logits != NULL) {
+        for (uint32_t t = 0; t < s->n_tok; t += e->info.max_rows) {
+            uint32_t n = s->n_tok - t < e->info.max_rows ? s->n_tok - t : e->info.max_rows;
+            run_head(&p, t, n, s->all_logits + (size_t)t * e->info.n_vocab);
+        }
+    } else if (s->n_sample > 0) {
+        run_head(&p, 0, s->n_sample, e->logits);
+        run_phase(&p, s->n_sample, sample_item, NULL, 0);
+    }
+}

@@ -1,0 +1,429 @@
+// attn_prefill.cu - causal prefill attention over paged KV for a ragged batch of chunks.
+//
+// Shapes: q [rows][n_heads][128] bf16 through a 3-D map, KV pool through its 5-D map, out [rows][n_heads][128]; any group
+//   size. A chunk is n rows at positions pos0 ..; its keys 0 .. pos0 + n - 1 lie in the pool already.
+// Design: a block computes 128 query rows of one head against tiles of 128 keys, which start at multiples of 128 from
+//   position 0 whatever the chunking, last tile first. Warp 0 of the third warpgroup loads (one 2 KB box per page and half
+//   head, 16 lanes issue a tile at once), two warpgroups of 64 rows compute: scores with wgmma from shared memory, P
+//   stays in registers as the A operand of P V. Q K of the next tile is issued before the softmax of this one, and two
+//   named barriers let one warpgroup's softmax run under the other's products. Persistent blocks walk a list that is
+//   sorted longest first, forwards and backwards in turn.
+// Exactness: a masked tile leaves m, l and O bit-equal, so a row's result does not depend on the chunk it came in. V rows
+//   behind the last token are zeroed in shared memory, since 0 x NaN of a stale page would reach O.
+// Bound by: the matrix units and exp2. Measured: see NOTES.md.
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/wgmma.cuh"
+#include "kernels/tk_cuda.h"
+
+namespace
+{
+
+constexpr int D = 128;
+constexpr int KEYS = TK_TILE_KEYS;
+constexpr int ROWS = TK_TILE_ROWS;
+constexpr int STAGES = 2;
+constexpr int CONSUMERS = 256;
+constexpr int THREADS = CONSUMERS + 128;
+constexpr uint32_t HALF = KEYS * 128;       // bytes of 64 dims of a K or V tile
+constexpr uint32_t KV_BYTES = 2 * HALF;     // a K or V tile
+constexpr uint32_t Q_HALF = 64 * 128;       // 64 dims of a warpgroup's rows
+constexpr uint32_t Q_BYTES = ROWS * D * 2;
+constexpr uint32_t PAGE_HALF = TK_BLOCK_TOK * 128;
+constexpr int SMEM = (int)(Q_BYTES + 2 * STAGES * KV_BYTES) + 256;
+
+enum { BAR_WG0 = 2, BAR_WG1 = 3, BAR_PAIR = 4, BAR_OUT0 = 5 };
+
+struct args {
+    tk_bf16 *out;
+    const tk_chunk *chunks;
+    const uint32_t *tiles;
+    const int32_t *tables;
+    uint32_t n_tiles, n_heads, group, n_kv, layer, table_stride, out_stride;
+    float scale_log2;
+};
+
+struct smem_map {
+    uint32_t q, k, v;
+    uint32_t q_full, q_empty, k_full, k_empty, v_full, v_empty;
+};
+
+struct work {
+    int row0, rows; // first row in q and out; rows that exist
+    int pos0;       // position of the first row
+    int kv_len;     // keys in the pool
+    int n_tiles;    // key tiles
+    int head, table;
+};
+
+// Work item i of this block, in a list of tiles x heads; false at the end. Rounds alternate in direction, which
+// evens out a list that is sorted longest first.
+TK_DEV bool work_get(const args &a, uint32_t round, work &w)
+{
+    const uint32_t g = gridDim.x, b = round & 1 ? g - 1 - blockIdx.x : blockIdx.x, idx = round * g + b;
+    const uint32_t total = a.n_tiles * a.n_heads;
+    if (round * g >= total) {
+        return false;
+    }
+    w.n_tiles = 0;
+    if (idx >= total) {
+        return true; // a hole in the last round
+    }
+    const uint32_t e = a.tiles[idx / a.n_heads];
+    const tk_chunk c = a.chunks[e >> 16];
+    const int first = (int)(e & 0xffff) * ROWS;
+    w.head = (int)(idx % a.n_heads);
+    w.row0 = c.row0 + first;
+    w.rows = min(c.n - first, ROWS);
+    w.pos0 = c.pos0 + first;
+    w.kv_len = c.pos0 + c.n;
+    w.n_tiles = (w.pos0 + w.rows - 1) / KEYS + 1;
+    w.table = c.table;
+    return true;
+}
+
+struct ring_pos {
+    uint32_t st, ph;
+    TK_DEV_MEMBER void next()
+    {
+        if (++st == STAGES) {
+            st = 0;
+            ph ^= 1;
+        }
+    }
+};
+
+// ---- loader ----
+// Issues one K or V tile: lane = page x 2 + half.
+TK_DEV void load_tile(const CUtensorMap *kv, uint32_t dst, uint32_t full, uint32_t empty, ring_pos &p, int32_t blk,
+                      int pages, int kv_head, int layer, int lane)
+{
+    bar_wait(empty + 8 * p.st, p.ph ^ 1);
+    const uint32_t bar = full + 8 * p.st;
+    if (lane == 0) {
+        bar_expect(bar, (uint32_t)pages * 2 * PAGE_HALF);
+    }
+    __syncwarp();
+    const int page = lane >> 1, half = lane & 1;
+    const int32_t b = __shfl_sync(~0u, blk, page);
+    if (page < pages) {
+        tma_5d_keep(dst + p.st * KV_BYTES + half * HALF + page * PAGE_HALF, kv, bar, half * 64, 0, kv_head, layer, b);
+    }
+    p.next();
+}
+
+TK_DEV void loader(const CUtensorMap *kv, const CUtensorMap *q, const smem_map &sm, const args &a, int lane)
+{
+    ring_pos kp = {0, 0}, vp = {0, 0};
+    uint32_t q_ph = 1;
+    work w;
+    for (uint32_t round = 0; work_get(a, round, w); round++) {
+        if (w.n_tiles == 0) {
+            continue;
+        }
+        const int kv_head = w.head / (int)a.group;
+        const int32_t *table = a.tables + (size_t)w.table * a.table_stride;
+        int32_t blk_v = 0;
+        int pages_v = 0;
+        for (int j = w.n_tiles - 1; j >= 0; j--) {
+            const int pages = (min(w.kv_len - j * KEYS, KEYS) + TK_BLOCK_TOK - 1) / TK_BLOCK_TOK;
+            const int32_t blk = lane < pages ? table[j * (KEYS / TK_BLOCK_TOK) + lane] : 0;
+            load_tile(kv, sm.k, sm.k_full, sm.k_empty, kp, blk, pages, kv_head, (int)a.layer, lane);
+            if (j == w.n_tiles - 1) {
+                bar_wait(sm.q_empty, q_ph);
+                q_ph ^= 1;
+                if (lane == 0) {
+                    bar_expect(sm.q_full, Q_BYTES);
+                    for (int i = 0; i < 4; i++) {
+                        tma_3d(sm.q + i * Q_HALF, q, sm.q_full, (i & 1) * 64, w.head, w.row0 + (i >> 1) * 64,
+                               evict_first());
+                    }
+                }
+                __syncwarp();
+            } else {
+                load_tile(kv, sm.v, sm.v_full, sm.v_empty, vp, blk_v, pages_v, (int)a.n_kv + kv_head, (int)a.layer,
+                          lane);
+            }
+            blk_v = blk;
+            pages_v = pages;
+        }
+        load_tile(kv, sm.v, sm.v_full, sm.v_empty, vp, blk_v, pages_v, (int)a.n_kv + kv_head, (int)a.layer, lane);
+    }
+}
+
+// ---- compute ----
+TK_DEV void scores(float (&s)[64], uint32_t q, uint32_t k)
+{
+    const uint64_t dq = wg_desc(q, 0, 1024), dk = wg_desc(k, 0, 1024);
+    wg_fence();
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        wgmma_ss(s, dq + (i >> 2) * (Q_HALF >> 4) + (i & 3) * 2, dk + (i >> 2) * (HALF >> 4) + (i & 3) * 2, i != 0);
+    }
+    wg_commit();
+}
+
+TK_DEV void values(float (&o)[64], const uint32_t (&p)[32], uint32_t v)
+{
+    const uint64_t dv = wg_desc(v, HALF, 1024);
+    wg_fence();
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        wgmma_rs_t(o, p + 4 * i, dv + i * (2048 >> 4));
+    }
+    wg_commit();
+}
+
+TK_DEV void mask_tile(float (&s)[64], int key0, int pos, int lane)
+{
+#pragma unroll
+    for (int i = 0; i < 64; i++) {
+        const int key = key0 + 8 * (i >> 2) + 2 * (lane & 3) + (i & 1);
+        if (key > pos + ((i >> 1) & 1) * 8) {
+            s[i] = -INFINITY;
+        }
+    }
+}
+
+struct rows_state {
+    float m[2], l[2]; // running maximum of raw scores; this thread's part of the sum
+};
+
+// s becomes exp2((s - max) scale); returns the factors of the old O.
+TK_DEV void softmax(float (&s)[64], rows_state &r, float (&f)[2], float scale)
+{
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        float mx = fmaxf(s[2 * h], s[2 * h + 1]);
+#pragma unroll
+        for (int j = 1; j < 16; j++) {
+            mx = fmaxf(mx, fmaxf(s[4 * j + 2 * h], s[4 * j + 2 * h + 1]));
+        }
+        mx = fmaxf(mx, __shfl_xor_sync(~0u, mx, 1));
+        mx = fmaxf(mx, __shfl_xor_sync(~0u, mx, 2));
+        mx = fmaxf(mx, r.m[h]);
+        const float base = mx == -INFINITY ? 0.f : mx * scale; // nothing visible yet: keep everything zero
+        f[h] = exp2_fast(r.m[h] * scale - base);
+        r.m[h] = mx;
+        float sum = 0;
+#pragma unroll
+        for (int j = 0; j < 16; j++) {
+            const float a = exp2_fast(s[4 * j + 2 * h] * scale - base);
+            const float b = exp2_fast(s[4 * j + 2 * h + 1] * scale - base);
+            s[4 * j + 2 * h] = a;
+            s[4 * j + 2 * h + 1] = b;
+            sum += a + b;
+        }
+        r.l[h] = r.l[h] * f[h] + sum;
+    }
+}
+
+// A score accumulator is the A operand of P V as it stands: k step t takes d[8 t + 2 i], d[8 t + 2 i + 1].
+TK_DEV void pack_p(uint32_t (&p)[32], const float (&s)[64])
+{
+#pragma unroll
+    for (int i = 0; i < 32; i++) {
+        p[i] = pack_bf16(s[2 * i], s[2 * i + 1]);
+    }
+}
+
+TK_DEV void zero_tail(uint32_t v, int valid, int tid)
+{
+    // Both warpgroups are here, for the same tile.
+    for (int i = tid; i < (KEYS - valid) * 16; i += CONSUMERS) {
+        const int row = valid + (i >> 4), half = (i >> 3) & 1;
+        asm volatile("st.shared.v4.b32 [%0], {%1,%1,%1,%1};" ::"r"(v + half * HALF + row * 128 + (i & 7) * 16), "r"(0)
+                     : "memory");
+    }
+    proxy_fence();
+    named_sync(BAR_PAIR, CONSUMERS);
+}
+
+TK_DEV void store_out(const float (&o)[64], const rows_state &r, const args &a, const work &w, uint32_t q, int wg,
+                      int t)
+{
+    const int lane = t & 31, warp = t >> 5;
+    float inv[2];
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        float l = r.l[h];
+        l += __shfl_xor_sync(~0u, l, 1);
+        l += __shfl_xor_sync(~0u, l, 2);
+        inv[h] = 1.f / l;
+    }
+    // 16 rows of this warp: matrices are (rows 0-7, 8 dims), (rows 8-15, same dims), then the next 8 dims.
+    const int row = warp * 16 + (lane & 15), x = (row & 7) << 4;
+#pragma unroll
+    for (int c = 0; c < 8; c++) {
+        const uint32_t at = q + (c >> 2) * Q_HALF + row * 128 + (((c & 3) * 32 + (lane >> 4) * 16) ^ x);
+        stsm_x4(at, pack_bf16(o[8 * c] * inv[0], o[8 * c + 1] * inv[0]),
+                pack_bf16(o[8 * c + 2] * inv[1], o[8 * c + 3] * inv[1]),
+                pack_bf16(o[8 * c + 4] * inv[0], o[8 * c + 5] * inv[0]),
+                pack_bf16(o[8 * c + 6] * inv[1], o[8 * c + 7] * inv[1]));
+    }
+    __syncwarp();
+    // Each warp copies its own rows: 16 lanes to a row of 256 bytes.
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        const int rr = warp * 16 + i * 2 + (lane >> 4), c = lane & 15;
+        uint4 v;
+        asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                     : "r"(q + (c >> 3) * Q_HALF + rr * 128 + (((c & 7) * 16) ^ ((rr & 7) << 4)))
+                     : "memory");
+        if (wg * 64 + rr < w.rows) {
+            tk_bf16 *dst = a.out + (size_t)(w.row0 + wg * 64 + rr) * a.out_stride + (size_t)w.head * D;
+            reinterpret_cast<uint4 *>(dst)[c] = v;
+        }
+    }
+}
+
+TK_DEV void compute(const smem_map &sm, const args &a, int wg, int t)
+{
+    const int lane = t & 31, warp = t >> 5;
+    const uint32_t q = sm.q + wg * 2 * Q_HALF;
+    const int mine = BAR_WG0 + wg, other = BAR_WG0 + (wg ^ 1);
+    ring_pos kp = {0, 0}, vp = {0, 0};
+    uint32_t q_ph = 0;
+    work w;
+    if (wg == 1) {
+        named_arrive(BAR_WG0, CONSUMERS); // warpgroup 0 goes first
+    }
+    for (uint32_t round = 0; work_get(a, round, w); round++) {
+        if (w.n_tiles == 0) {
+            continue;
+        }
+        const int pos = w.pos0 + wg * 64 + warp * 16 + lane / 4;
+        const int tail = w.kv_len - (w.n_tiles - 1) * KEYS; // keys that exist in the last tile
+        float s[64], o[64], f[2];
+        uint32_t p[32];
+        rows_state r = {{-INFINITY, -INFINITY}, {0, 0}};
+#pragma unroll
+        for (int i = 0; i < 64; i++) {
+            o[i] = 0;
+        }
+        int j = w.n_tiles - 1;
+        bar_wait(sm.q_full, q_ph);
+        q_ph ^= 1;
+        bar_wait(sm.k_full + 8 * kp.st, kp.ph);
+        named_sync(mine, CONSUMERS);
+        scores(s, q, sm.k + kp.st * KV_BYTES);
+        named_arrive(other, CONSUMERS);
+        wg_wait<0>();
+        bar_arrive(sm.k_empty + 8 * kp.st);
+        kp.next();
+        mask_tile(s, j * KEYS, pos, lane);
+        softmax(s, r, f, a.scale_log2);
+        pack_p(p, s);
+        if (tail < KEYS) {
+            bar_wait(sm.v_full + 8 * vp.st, vp.ph);
+            zero_tail(sm.v + vp.st * KV_BYTES, tail, wg * 128 + t);
+        }
+        for (j--; j >= 0; j--) {
+            bar_wait(sm.k_full + 8 * kp.st, kp.ph);
+            named_sync(mine, CONSUMERS);
+            scores(s, q, sm.k + kp.st * KV_BYTES);
+            bar_wait(sm.v_full + 8 * vp.st, vp.ph);
+            values(o, p, sm.v + vp.st * KV_BYTES);
+            named_arrive(other, CONSUMERS);
+            wg_wait<1>();
+            bar_arrive(sm.k_empty + 8 * kp.st);
+            kp.next();
+            if (j * KEYS + KEYS - 1 > w.pos0) {
+                mask_tile(s, j * KEYS, pos, lane);
+            }
+            softmax(s, r, f, a.scale_log2);
+            wg_wait<0>();
+            bar_arrive(sm.v_empty + 8 * vp.st);
+            vp.next();
+#pragma unroll
+            for (int i = 0; i < 64; i++) {
+                o[i] *= f[(i >> 1) & 1];
+            }
+            pack_p(p, s);
+        }
+        bar_wait(sm.v_full + 8 * vp.st, vp.ph);
+        values(o, p, sm.v + vp.st * KV_BYTES);
+        wg_wait<0>();
+        bar_arrive(sm.v_empty + 8 * vp.st);
+        vp.next();
+        store_out(o, r, a, w, q, wg, t);
+        proxy_fence(); // the next TMA write of Q comes after our use of its memory
+        bar_arrive(sm.q_empty);
+    }
+}
+
+__global__ void __launch_bounds__(THREADS, 1)
+    attn_prefill_kernel(const __grid_constant__ CUtensorMap kv, const __grid_constant__ CUtensorMap q, const args a)
+{
+    extern __shared__ unsigned char raw[];
+    smem_map sm;
+    sm.q = smem_u32(raw);
+    if (sm.q % 1024 != 0) {
+        __trap();
+    }
+    sm.k = sm.q + Q_BYTES;
+    sm.v = sm.k + STAGES * KV_BYTES;
+    sm.q_full = sm.v + STAGES * KV_BYTES;
+    sm.q_empty = sm.q_full + 8;
+    sm.k_full = sm.q_full + 16;
+    sm.k_empty = sm.k_full + 8 * STAGES;
+    sm.v_full = sm.k_empty + 8 * STAGES;
+    sm.v_empty = sm.v_full + 8 * STAGES;
+    const int wg = threadIdx.x / 128, t = threadIdx.x % 128;
+    if (threadIdx.x == 0) {
+        bar_init(sm.q_full, 1);
+        bar_init(sm.q_empty, CONSUMERS);
+        for (int i = 0; i < STAGES; i++) {
+            bar_init(sm.k_full + 8 * i, 1);
+            bar_init(sm.v_full + 8 * i, 1);
+            bar_init(sm.k_empty + 8 * i, CONSUMERS);
+            bar_init(sm.v_empty + 8 * i, CONSUMERS);
+        }
+        bar_init_fence();
+        tma_prefetch_map(&kv);
+        tma_prefetch_map(&q);
+    }
+    __syncthreads();
+    if (wg == 2) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+        if (t < 32) {
+            loader(&kv, &q, sm, a, t);
+        }
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+        compute(sm, a, wg, t);
+    }
+}
+
+} // namespace
+
+extern "C" td_err tk_attn_prefill(tk_stream s, const struct tk_attn_prefill *p)
+{
+    if (p->head_dim != (uint32_t)D || p->n_kv_heads == 0 || p->n_heads % p->n_kv_heads != 0 || p->n_tiles == 0 ||
+        p->out_stride % 8 != 0) {
+        return TD_ERR_UNSUPPORTED;
+    }
+    const tk_dev *dev = tk_device();
+    if (dev == nullptr) {
+        return TD_ERR_DEVICE;
+    }
+    args a;
+    a.out = p->out;
+    a.chunks = p->chunks;
+    a.tiles = p->tiles;
+    a.tables = p->tables;
+    a.n_tiles = p->n_tiles;
+    a.n_heads = p->n_heads;
+    a.group = p->n_heads / p->n_kv_heads;
+    a.n_kv = p->n_kv_heads;
+    a.layer = p->layer;
+    a.table_stride = p->table_stride;
+    a.out_stride = p->out_stride;
+    a.scale_log2 = p->scale * 1.44269504088896f;
+    TK_TRY_CUDA(cudaFuncSetAttribute(attn_prefill_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SMEM));
+    const uint32_t total = p->n_tiles * p->n_heads;
+    tk_launch l(s, total < dev->sms ? total : dev->sms, THREADS, SMEM, 1, false);
+    TK_TRY_CUDA(cudaLaunchKernelEx(&l.cfg, attn_prefill_kernel, *(const CUtensorMap *)(const void *)p->kv->bytes,
+                                   *(const CUtensorMap *)(const void *)p->q->bytes, a));
+    return TD_OK;
+}

@@ -1,0 +1,52 @@
+// launch.h - launching inside kernels/cuda: translation of CUDA errors, device facts, launch configuration.
+#pragma once
+#include <cuda_runtime.h>
+#include <stdint.h>
+
+#include "kernels/tk_cuda.h"
+
+// Remembers CUDA's own text for the log of whoever decides (tk_cuda_last_error).
+td_err tk_cuda_fail(cudaError_t e, const char *what);
+
+#define TK_TRY_CUDA(call)                                                                                             \
+    do {                                                                                                              \
+        const cudaError_t tk_e_ = (call);                                                                             \
+        if (tk_e_ != cudaSuccess) {                                                                                   \
+            return tk_cuda_fail(tk_e_, #call);                                                                        \
+        }                                                                                                             \
+    } while (0)
+
+struct tk_dev {
+    uint32_t sms;
+    size_t l2_bytes;
+};
+// Facts of the current device, read once per device; NULL when CUDA refuses.
+const tk_dev *tk_device();
+
+// A launch configuration with cluster size and programmatic launch.
+struct tk_launch {
+    cudaLaunchConfig_t cfg;
+    cudaLaunchAttribute attr[2];
+    tk_launch(tk_stream s, uint32_t grid, uint32_t threads, size_t smem, uint32_t cluster, bool pdl)
+    {
+        cfg = {};
+        cfg.gridDim = dim3(grid);
+        cfg.blockDim = dim3(threads);
+        cfg.dynamicSmemBytes = smem;
+        cfg.stream = s;
+        cfg.attrs = attr;
+        cfg.numAttrs = 0;
+        if (cluster > 1) {
+            attr[cfg.numAttrs].id = cudaLaunchAttributeClusterDimension;
+            attr[cfg.numAttrs].val.clusterDim.x = cluster;
+            attr[cfg.numAttrs].val.clusterDim.y = 1;
+            attr[cfg.numAttrs].val.clusterDim.z = 1;
+            cfg.numAttrs++;
+        }
+        if (pdl) {
+            attr[cfg.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+            attr[cfg.numAttrs].val.programmaticStreamSerializationAllowed = 1;
+            cfg.numAttrs++;
+        }
+    }
+};

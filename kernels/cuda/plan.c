@@ -1,0 +1,98 @@
+/* Host-side work lists of the attention kernels. No CUDA here: unit tests run it anywhere. */
+#include <stdlib.h>
+
+#include "kernels/tk_cuda.h"
+
+size_t tk_kv_slice_bytes(uint32_t n_kv_heads, uint32_t head_dim, uint32_t header_bytes)
+{
+    const size_t raw = (size_t)2 * n_kv_heads * TK_BLOCK_TOK * head_dim * 2 + header_bytes;
+    return (raw + 127) & ~(size_t)127;
+}
+
+size_t tk_plan_words(uint32_t max_seqs, uint32_t max_tokens_total)
+{
+    /* every sequence may waste most of one chunk */
+    return 1 + TK_MAX_SEQS + (size_t)max_tokens_total / TK_CHUNK_TOK + max_seqs;
+}
+
+td_err tk_plan_host(const int32_t *lens, uint32_t n_seqs, uint32_t *out_words, size_t words, uint32_t *out_entries)
+{
+    if (n_seqs > TK_MAX_SEQS) {
+        return TD_ERR_UNSUPPORTED;
+    }
+    size_t n = 0;
+    for (uint32_t i = 0; i < n_seqs; i++) {
+        n += lens[i] > 0 ? ((size_t)lens[i] + TK_CHUNK_TOK - 1) / TK_CHUNK_TOK : 0;
+    }
+    if (1 + TK_MAX_SEQS + n > words) {
+        return TD_ERR_FULL;
+    }
+    uint32_t *entry = out_words + 1 + TK_MAX_SEQS;
+    uint32_t at = 0;
+    for (uint32_t i = 0; i < n_seqs; i++) {
+        const uint32_t c = lens[i] > 0 ? ((uint32_t)lens[i] + TK_CHUNK_TOK - 1) / TK_CHUNK_TOK : 0;
+        out_words[1 + i] = at;
+        for (uint32_t j = 0; j < c; j++) {
+            entry[at++] = i << 16 | j;
+        }
+    }
+    out_words[0] = at;
+    *out_entries = at;
+    return TD_OK;
+}
+
+static uint32_t key_tiles(const struct tk_chunk *c, uint32_t tile)
+{
+    const uint32_t rows_end = (tile + 1) * TK_TILE_ROWS;
+    const uint32_t last = (uint32_t)c->pos0 + (rows_end < (uint32_t)c->n ? rows_end : (uint32_t)c->n) - 1;
+    return last / TK_TILE_KEYS + 1;
+}
+
+struct tile_key {
+    uint32_t keys, entry;
+};
+
+static int by_work(const void *a, const void *b)
+{
+    const struct tile_key *x = a, *y = b;
+    if (x->keys != y->keys) {
+        return x->keys > y->keys ? -1 : 1;
+    }
+    return x->entry < y->entry ? -1 : x->entry > y->entry;
+}
+
+/* Sorts through a table of pairs on the heap: once per prefill step, not per token. */
+td_err tk_tiles_host(const struct tk_chunk *chunks, uint32_t n_chunks, uint32_t *out_tiles, size_t cap,
+                     uint32_t *out_n)
+{
+    size_t n = 0;
+    for (uint32_t i = 0; i < n_chunks; i++) {
+        if (chunks[i].n < 0 || chunks[i].pos0 < 0 || chunks[i].n > 65535 * TK_TILE_ROWS || n_chunks > 65535) {
+            return TD_ERR_UNSUPPORTED;
+        }
+        n += ((size_t)chunks[i].n + TK_TILE_ROWS - 1) / TK_TILE_ROWS;
+    }
+    if (n > cap) {
+        return TD_ERR_FULL;
+    }
+    struct tile_key *t = malloc((n != 0 ? n : 1) * sizeof *t);
+    if (t == NULL) {
+        return TD_ERR_NO_MEMORY;
+    }
+    size_t at = 0;
+    for (uint32_t i = 0; i < n_chunks; i++) {
+        const uint32_t tiles = ((uint32_t)chunks[i].n + TK_TILE_ROWS - 1) / TK_TILE_ROWS;
+        for (uint32_t j = 0; j < tiles; j++) {
+            t[at].keys = key_tiles(&chunks[i], j);
+            t[at].entry = i << 16 | j;
+            at++;
+        }
+    }
+    qsort(t, n, sizeof *t, by_work);
+    for (size_t i = 0; i < n; i++) {
+        out_tiles[i] = t[i].entry;
+    }
+    free(t);
+    *out_n = (uint32_t)n;
+    return TD_OK;
+}

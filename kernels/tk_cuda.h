@@ -1,0 +1,228 @@
+/* tk_cuda.h - the CUDA operations: one C launcher per operation, for sm_90a (Hopper).
+ *
+ * What: launchers that enqueue on an explicit stream. Every launcher checks its shapes, launches,
+ * and returns; results are ready when the stream gets there. All of them may be captured into a
+ * CUDA graph: what changes from step to step (tokens, lengths, block tables, work lists) is read
+ * from device buffers that the caller owns. Not: an engine. No allocation, no synchronisation, no
+ * global state except the driver entry point for tensor maps (found once, read-only afterwards).
+ * Owner: the caller owns every buffer; scratch is passed in, with its size told by a function
+ * beside the launcher. Thread: any, with the device current; one stream at a time per scratch
+ * buffer. Bounds: TK_MAX_ROWS rows in a flat product, TK_MAX_GROUP query heads per KV head in
+ * decode attention; head_dim 64 or 128; KV blocks of TK_BLOCK_TOK tokens. Failure:
+ * TD_ERR_UNSUPPORTED for a shape outside the limits above, TD_ERR_DEVICE when CUDA refuses the
+ * launch.
+ *
+ * Numerics: bf16 operands, float32 accumulation in an order that depends on the shape of the
+ * operation only (K, N, position), never on the number of rows, the chunking or the neighbours of a
+ * row. tests/bench/gpu checks it.
+ */
+#ifndef TK_CUDA_H
+#define TK_CUDA_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "common/base/err.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define TK_BLOCK_TOK    16  /* tokens of a KV block */
+#define TK_CHUNK_TOK    256 /* tokens of a decode attention work item; fixed, part of the numerics */
+#define TK_TILE_KEYS    128  /* key tile of prefill attention; fixed, part of the numerics */
+#define TK_TILE_ROWS    128  /* query tile of prefill attention */
+#define TK_MAX_ROWS     64   /* rows of a flat product */
+#define TK_MAX_GROUP    8    /* query heads per KV head in decode attention */
+#define TK_MAX_SEQS     1024 /* sequences in one decode plan */
+#define TK_FLAT_ROWS    128  /* weight rows are padded to a multiple of this in memory */
+#define TK_NORM_PARTS   256  /* most partial sums of squares per row, see tk_norm_state */
+#define TK_ARGMAX_PARTS 264  /* most partial maxima per row of the LM head */
+
+typedef struct CUstream_st *tk_stream; /* cudaStream_t */
+typedef uint16_t tk_bf16;
+
+/* The CUDA text behind the last TD_ERR_DEVICE of this thread; never NULL. */
+const char *tk_cuda_last_error(void);
+
+/* A CUtensorMap; opaque here so that no CUDA header is needed. */
+struct tk_map {
+    unsigned char bytes[128] __attribute__((aligned(64)));
+};
+
+/* ---- KV pool: [block][layer]{header}[K/V][head][TK_BLOCK_TOK][head_dim] bf16 ---- */
+struct tk_kv_pool {
+    void *base; /* device; 128-byte aligned */
+    uint32_t n_blocks, n_layers, n_kv_heads, head_dim;
+    uint32_t header_bytes; /* in front of each slice (PUT paths: 128; else 0) */
+    size_t slice_bytes;    /* stride from layer to layer: header_bytes + 2 x heads x 16 x dim x 2,
+                              multiple of 128 */
+};
+size_t tk_kv_slice_bytes(uint32_t n_kv_heads, uint32_t head_dim, uint32_t header_bytes);
+/* The 5-D map {dim, token, K/V x head, layer, block}, box {64, 16, 1, 1, 1}, 128-byte swizzle. */
+td_err tk_kv_map(const struct tk_kv_pool *pool, struct tk_map *out_map);
+
+/* ---- decode attention ---- */
+/* A plan lists the work of one step for all layers: entries (seq, chunk), sequence by sequence,
+ * chunks ascending. Layout of the device buffer, in uint32: [0] entries, [1 .. TK_MAX_SEQS] first
+ * entry of a sequence, then the entries, each seq << 16 | chunk. */
+size_t tk_plan_words(uint32_t max_seqs, uint32_t max_tokens_total);
+/* Fills a plan on the host. lens[i]: tokens of sequence i that are visible, its current one
+ * included; 0 = no row. Returns the number of entries; TD_ERR_FULL through *out_err is never
+ * needed: words is checked first. */
+td_err tk_plan_host(const int32_t *lens, uint32_t n_seqs, uint32_t *out_words, size_t words,
+                    uint32_t *out_entries);
+/* The same on the device, from lengths that live there. */
+td_err tk_plan_device(tk_stream s, const int32_t *lens, uint32_t n_seqs, uint32_t *out_words,
+                      size_t words);
+
+struct tk_attn_decode {
+    const struct tk_map *kv; /* host copy of the pool's map */
+    const tk_bf16
+        *q;       /* [n_seqs][n_heads][head_dim], rows q_stride elements apart; already rotated */
+    tk_bf16 *out; /* [n_seqs][n_heads][head_dim], rows out_stride elements apart */
+    const int32_t *lens;   /* [n_seqs] device */
+    const int32_t *tables; /* [n_seqs][table_stride] device, block numbers */
+    const uint32_t *plan;  /* device */
+    void *scratch;         /* tk_attn_decode_scratch() bytes, zeroed once at boot */
+    uint32_t n_seqs, n_heads, n_kv_heads, head_dim, layer, table_stride, q_stride, out_stride;
+    uint32_t max_entries; /* capacity that scratch was sized for */
+    float scale;          /* usually 1/sqrt(head_dim) */
+    bool pdl;             /* start early behind the previous kernel of the stream */
+};
+size_t tk_attn_decode_scratch(uint32_t max_seqs, uint32_t n_kv_heads, uint32_t group,
+                              uint32_t head_dim, uint32_t max_entries);
+td_err tk_attn_decode(tk_stream s, const struct tk_attn_decode *a);
+
+/* ---- prefill attention: causal, paged, a ragged batch of chunks ---- */
+struct tk_chunk {
+    int32_t row0;  /* first row of the chunk in q and out */
+    int32_t n;     /* rows */
+    int32_t pos0;  /* position of the first row; keys 0 .. pos0 + i are visible to row i */
+    int32_t table; /* row of the block table array */
+};
+/* Host: fills the tile list of a batch of chunks, most keys first; each entry chunk << 16 | tile of the chunk. At most
+ * 65,535 chunks and tiles; TD_ERR_FULL when cap is too small. */
+td_err tk_tiles_host(const struct tk_chunk *chunks, uint32_t n_chunks, uint32_t *out_tiles,
+                     size_t cap, uint32_t *out_n);
+struct tk_attn_prefill {
+    const struct tk_map *kv;
+    const struct tk_map *q;        /* tk_rows_map(): {64, heads, rows} */
+    tk_bf16 *out;                  /* [rows][n_heads][head_dim], rows out_stride elements apart */
+    const struct tk_chunk *chunks; /* device */
+    const uint32_t *tiles;         /* device, from tk_tiles_host */
+    const int32_t *tables;         /* device, [..][table_stride] */
+    uint32_t *ticket; /* device, one word, zeroed once at boot; the kernel leaves it zero */
+    uint32_t n_tiles, n_heads, n_kv_heads, head_dim, layer, table_stride, out_stride;
+    uint32_t max_kv; /* longest pos0 + n; only chooses the order of the work */
+    float scale;
+};
+/* Map over rows of q: head_dim 128, rows row_stride elements apart. */
+td_err tk_rows_map(const tk_bf16 *q, uint32_t rows, uint32_t n_heads, uint32_t head_dim,
+                   uint32_t row_stride, struct tk_map *out_map);
+td_err tk_attn_prefill(tk_stream s, const struct tk_attn_prefill *a);
+
+/* ---- flat products: y[rows][N] = x[rows][K] W[N][K]^T, 1..64 rows ---- */
+enum tk_flat_mode {
+    TK_FLAT_STORE,    /* out[r][n] = bf16(scale_r * y) */
+    TK_FLAT_RESIDUAL, /* h[r][n] += y; hg[r][n] = h * gain[n]; sums of squares of h for the next
+                         scale */
+    TK_FLAT_SWIGLU, /* rows of W interleaved by 8 (8 gate, 8 up): out[r][n/2] = silu(s g) * (s u) */
+    TK_FLAT_ARGMAX, /* best[r] = first index of the largest y; logits too where out_f32 is given */
+};
+/* A row's RMSNorm scale, left by the previous operation as partial sums of squares:
+ * [parts][TK_MAX_ROWS] float32. parts = 0: no scale. */
+struct tk_norm_state {
+    const float *sumsq;
+    uint32_t parts;
+    uint32_t dim; /* divisor of the mean */
+    float eps;
+};
+struct tk_flat {
+    const struct tk_map *w; /* tk_flat_w_map */
+    const struct tk_map *x; /* tk_flat_x_map for the same row count class */
+    uint32_t rows, n, k;
+    enum tk_flat_mode mode;
+    struct tk_norm_state norm;
+    tk_bf16 *out; /* STORE, SWIGLU: rows out_stride apart */
+    uint32_t out_stride;
+    tk_bf16 *h, *hg;     /* RESIDUAL: [rows][n] */
+    const tk_bf16 *gain; /* RESIDUAL: [n] */
+    float *sumsq;        /* RESIDUAL: [tk_flat_norm_parts(n)][TK_MAX_ROWS] */
+    float *best_val;     /* ARGMAX: [TK_ARGMAX_PARTS][TK_MAX_ROWS] */
+    int32_t *best_idx;   /* ARGMAX: likewise */
+    float *out_f32;      /* ARGMAX: [rows][out_stride] logits, or NULL */
+    bool pdl;
+};
+/* tiled: W is stored as [N/128][K/64][128][64] instead of [N][K]. N padded to TK_FLAT_ROWS in
+ * memory, K % 64 = 0. */
+td_err tk_flat_w_map(const tk_bf16 *w, uint32_t n, uint32_t k, bool tiled, struct tk_map *out_map);
+td_err tk_flat_x_map(const tk_bf16 *x, uint32_t rows, uint32_t k, uint32_t row_stride,
+                     struct tk_map *out_map);
+/* Partials that a RESIDUAL product leaves per row, and parts that an ARGMAX product leaves. */
+uint32_t tk_flat_norm_parts(uint32_t n);
+uint32_t tk_flat_argmax_parts(uint32_t n);
+td_err tk_flat(tk_stream s, const struct tk_flat *a);
+
+/* ---- pointwise ---- */
+/* h[r] = table[token[r]]; hg = h * gain; sumsq as of a RESIDUAL product with one part. NULL hg: the
+ * gather alone. */
+td_err tk_embed(tk_stream s, const tk_bf16 *table, const int32_t *tokens, uint32_t rows,
+                uint32_t dim, const tk_bf16 *gain, tk_bf16 *h, tk_bf16 *hg, float *sumsq, bool pdl);
+/* out = rmsnorm(h) * gain; where add is given, h += add first (in bf16). */
+td_err tk_rmsnorm(tk_stream s, tk_bf16 *h, const tk_bf16 *add, const tk_bf16 *gain, tk_bf16 *out,
+                  uint32_t rows, uint32_t dim, float eps);
+/* Rotates q in place and k on its way into the pool; copies v. qkv: [rows][(n_heads + 2 n_kv_heads)
+ * head_dim], halves convention (Hugging Face). cos_sin: [max_pos][head_dim] float32, cos of the
+ * first half, then sin. pos[r] < 0: skip the row. table_of[r]: row of the block table, NULL: r. */
+struct tk_rope_kv {
+    tk_bf16 *qkv;
+    const float *cos_sin;
+    const int32_t *pos, *table_of, *tables;
+    const struct tk_kv_pool *pool; /* host */
+    uint32_t rows, n_heads, n_kv_heads, head_dim, layer, table_stride, row_stride;
+    bool pdl;
+};
+td_err tk_rope_kv(tk_stream s, const struct tk_rope_kv *a);
+/* out[r][i] = silu(gate) * up over gate|up rows; interleaved: by 8 as TK_FLAT_SWIGLU wants, else
+ * halves. */
+td_err tk_swiglu(tk_stream s, const tk_bf16 *gate_up, tk_bf16 *out, uint32_t rows, uint32_t ffn,
+                 bool interleaved);
+/* Ends a TK_FLAT_ARGMAX: token[r] = best over the parts (ties: the smallest index). Then the state
+ * of the next step: pos[r] + 1 and lens[r] + 1 where not NULL. */
+td_err tk_argmax_end(tk_stream s, const float *best_val, const int32_t *best_idx, uint32_t parts,
+                     uint32_t rows, int32_t *token, int32_t *pos, int32_t *lens, bool pdl);
+
+/* ---- large products: y[m][n] = x[m][k] W[n][k]^T (+ c), cuBLASLt, no split-K ---- */
+/* Owns a cuBLASLt handle (the library is opened at run time), its workspace and one chosen algorithm per shape.
+ * Owner: one engine; one stream at a time. create and plan allocate and may synchronise; run does neither. */
+struct tk_lt;
+td_err tk_lt_create(size_t workspace_bytes, struct tk_lt **out);
+struct tk_lt *tk_lt_destroy(struct tk_lt *lt); /* NULL-safe; returns NULL */
+/* Chooses the algorithm of a shape: the library's first without split-K, or with tune the fastest of its first eight,
+ * timed on stream s with the given operands. Bounds: 64 shapes. */
+struct tk_lt_product {
+    const tk_bf16 *x, *w, *c; /* c: added (residual), NULL: nothing; may equal y */
+    tk_bf16 *y;
+    uint32_t m, n, k, ldx, ldy;
+};
+td_err tk_lt_plan(struct tk_lt *lt, tk_stream s, const struct tk_lt_product *p, bool tune);
+td_err tk_lt_run(struct tk_lt *lt, tk_stream s, const struct tk_lt_product *p);
+
+/* ---- sampling from logits ---- */
+struct tk_sample_row {
+    float temperature; /* <= 0: greedy */
+    float top_p, min_p;
+    int32_t top_k; /* 0: off */
+    uint64_t seed;
+    uint32_t position; /* with seed: the counter of the generator */
+    uint32_t pad;
+};
+td_err tk_sample(tk_stream s, const float *logits, uint32_t vocab, uint32_t stride,
+                 const struct tk_sample_row *rows_dev, uint32_t rows, int32_t *out_token);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,21 @@
+/* gpu_cases.h - the entry points of the GPU check and bench program's parts. */
+#ifndef GPU_BENCH_CASES_H
+#define GPU_BENCH_CASES_H
+
+#include "tests/bench/gpu/gpu.h"
+
+void gpu_check_decode(void);
+void gpu_check_flat(void);
+void gpu_check_prefill(void);
+void gpu_check_pointwise(void);
+void gpu_check_model(void);
+void gpu_check_sample(void);
+
+void gpu_bench_ceiling(void);
+void gpu_bench_flat(void);
+void gpu_bench_decode(void);
+void gpu_bench_prefill(void);
+void gpu_bench_step(void);
+void gpu_bench_prompt(void);
+
+#endif

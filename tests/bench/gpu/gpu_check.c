@@ -1,0 +1,617 @@
+/* Correctness of the CUDA operations on a device: float64 references over odd shapes, ragged batches, poisoned outputs
+ * and pools, shuffled block tables; and bit-equality where the header promises it. */
+#include "tests/bench/gpu/gpu_cases.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define TOL_ATTN 6e-3 /* P and the output are rounded to bf16 */
+#define TOL_FLAT 4e-3 /* the output is rounded to bf16 */
+
+/* A pool filled with NaN, into which n_seqs sequences of lens tokens are placed through a shuffled table. */
+struct kv_case {
+    struct tk_kv_pool pool;
+    struct tk_map map;
+    uint32_t n_seqs, stride;
+    int32_t *tables_h;
+    int32_t *tables, *lens;
+};
+
+static struct kv_case kv_make(const int32_t *lens, uint32_t n_seqs, uint32_t heads, uint32_t dim, uint32_t layers,
+                              uint32_t header, uint64_t seed)
+{
+    struct kv_case c;
+    uint32_t blocks = 0;
+    memset(&c, 0, sizeof c);
+    c.n_seqs = n_seqs;
+    for (uint32_t i = 0; i < n_seqs; i++) {
+        const uint32_t n = ((uint32_t)lens[i] + TK_BLOCK_TOK - 1) / TK_BLOCK_TOK;
+        blocks += n;
+        c.stride = n > c.stride ? n : c.stride;
+    }
+    c.stride += 3;
+    const uint32_t n_blocks = blocks + 7;
+    const size_t slice = tk_kv_slice_bytes(heads, dim, header);
+    c.pool = (struct tk_kv_pool){gpu_alloc(slice * layers * n_blocks), n_blocks, layers, heads, dim, header, slice};
+    gpu_poison(c.pool.base, slice * layers * n_blocks);
+    int32_t *perm = malloc(n_blocks * sizeof *perm);
+    c.tables_h = malloc((size_t)n_seqs * c.stride * sizeof *c.tables_h);
+    if (perm == NULL || c.tables_h == NULL) {
+        exit(2);
+    }
+    gpu_shuffle(perm, (int32_t)n_blocks, seed);
+    uint32_t at = 0;
+    for (uint32_t i = 0; i < n_seqs; i++) {
+        for (uint32_t j = 0; j < c.stride; j++) {
+            const uint32_t n = ((uint32_t)lens[i] + TK_BLOCK_TOK - 1) / TK_BLOCK_TOK;
+            c.tables_h[i * c.stride + j] = j < n ? perm[at++] : -1;
+        }
+    }
+    free(perm);
+    c.tables = gpu_upload(c.tables_h, (size_t)n_seqs * c.stride * sizeof *c.tables_h);
+    c.lens = gpu_upload(lens, n_seqs * sizeof *lens);
+    TK(tk_kv_map(&c.pool, &c.map));
+    /* Tokens go in through tk_rope_kv's own writes in one case and here, row by row of a page, in the others. */
+    for (uint32_t l = 0; l < layers; l++) {
+        for (uint32_t i = 0; i < n_seqs; i++) {
+            const uint32_t n = ((uint32_t)lens[i] + TK_BLOCK_TOK - 1) / TK_BLOCK_TOK;
+            for (uint32_t j = 0; j < n; j++) {
+                const uint32_t tok = (uint32_t)lens[i] - j * TK_BLOCK_TOK;
+                unsigned char *p = (unsigned char *)c.pool.base +
+                                   (size_t)c.tables_h[i * c.stride + j] * slice * layers + l * slice + header;
+                const size_t rows = tok < TK_BLOCK_TOK ? tok : TK_BLOCK_TOK;
+                if (rows == TK_BLOCK_TOK) {
+                    gpu_fill_bf16((tk_bf16 *)(void *)p, (size_t)2 * heads * TK_BLOCK_TOK * dim, 1.f, seed + i * 977 + j);
+                    continue;
+                }
+                for (uint32_t h = 0; h < 2 * heads; h++) {
+                    gpu_fill_bf16((tk_bf16 *)(void *)(p + (size_t)h * TK_BLOCK_TOK * dim * 2), rows * dim, 1.f,
+                                  seed + i * 977 + j * 31 + h);
+                }
+            }
+        }
+    }
+    return c;
+}
+
+static void kv_drop(struct kv_case *c)
+{
+    gpu_free(c->pool.base);
+    gpu_free(c->tables);
+    gpu_free(c->lens);
+    free(c->tables_h);
+}
+
+/* Runs decode attention over sequences first .. first + n - 1 of the case. */
+static void run_decode(const struct kv_case *c, const tk_bf16 *q, tk_bf16 *out, uint32_t n_heads, uint32_t layer,
+                       uint32_t first, uint32_t n, bool host_plan)
+{
+    const uint32_t dim = c->pool.head_dim, kvh = c->pool.n_kv_heads;
+    int32_t *lens = malloc(c->n_seqs * sizeof *lens);
+    uint32_t total = 0, entries = 0;
+    gpu_download(lens, c->lens, c->n_seqs * sizeof *lens);
+    for (uint32_t i = 0; i < n; i++) {
+        total += (uint32_t)lens[first + i];
+    }
+    const size_t words = tk_plan_words(n, total);
+    uint32_t *plan_h = calloc(words, sizeof *plan_h);
+    TK(tk_plan_host(lens + first, n, plan_h, words, &entries));
+    uint32_t *plan = gpu_upload(plan_h, words * sizeof *plan_h);
+    if (!host_plan) {
+        CU(cudaMemset(plan, 0xff, words * sizeof *plan));
+        TK(tk_plan_device(NULL, c->lens + first, n, plan, words));
+    }
+    const uint32_t cap = (uint32_t)words - 1 - TK_MAX_SEQS;
+    const size_t sb = tk_attn_decode_scratch(n, kvh, n_heads / kvh, dim, cap);
+    void *scratch = gpu_alloc(sb);
+    gpu_poison(scratch, sb);
+    CU(cudaMemset(scratch, 0, (size_t)n * kvh * 4));
+    const struct tk_attn_decode a = {.kv = &c->map,
+                                     .q = q + (size_t)first * n_heads * dim,
+                                     .out = out + (size_t)first * n_heads * dim,
+                                     .lens = c->lens + first,
+                                     .tables = c->tables + (size_t)first * c->stride,
+                                     .plan = plan,
+                                     .scratch = scratch,
+                                     .n_seqs = n,
+                                     .n_heads = n_heads,
+                                     .n_kv_heads = kvh,
+                                     .head_dim = dim,
+                                     .layer = layer,
+                                     .table_stride = c->stride,
+                                     .q_stride = n_heads * dim,
+                                     .out_stride = n_heads * dim,
+                                     .max_entries = cap,
+                                     .scale = 1.f / sqrtf((float)dim),
+                                     .pdl = false};
+    TK(tk_attn_decode(NULL, &a));
+    TK(tk_attn_decode(NULL, &a)); /* the counters must be back at zero */
+    CU(cudaDeviceSynchronize());
+    gpu_free(plan);
+    gpu_free(scratch);
+    free(plan_h);
+    free(lens);
+}
+
+static void check_decode_shape(uint32_t heads, uint32_t kvh, uint32_t dim, const int32_t *lens, uint32_t n,
+                               uint32_t header)
+{
+    char name[128];
+    struct kv_case c = kv_make(lens, n, kvh, dim, 2, header, 11);
+    const size_t elems = (size_t)n * heads * dim;
+    tk_bf16 *q = gpu_random_bf16(elems, 1.f, 5), *out = gpu_alloc(elems * 2), *alone = gpu_alloc(elems * 2);
+    float *want = gpu_alloc(elems * 4);
+    struct gpu_ref_row *rows = malloc(n * sizeof *rows);
+    for (uint32_t i = 0; i < n; i++) {
+        rows[i] = (struct gpu_ref_row){(int32_t)i, lens[i]};
+    }
+    struct gpu_ref_row *rows_dev = gpu_upload(rows, n * sizeof *rows);
+    const uint32_t layer = 1;
+    gpu_poison(out, elems * 2);
+    gpu_poison(alone, elems * 2);
+    run_decode(&c, q, out, heads, layer, 0, n, false);
+    gpu_ref_attn(q, heads * dim, rows_dev, n, heads, &c.pool, layer, c.tables, c.stride, 1.f / sqrtf((float)dim), want);
+    (void)snprintf(name, sizeof name, "decode %u/%u x %u, %u sequences, header %u", heads, kvh, dim, n, header);
+    (void)gpu_close(name, out, heads * dim, want, n, heads * dim, TOL_ATTN);
+    for (uint32_t i = 0; i < n; i++) {
+        run_decode(&c, q, alone, heads, layer, i, 1, true);
+    }
+    (void)snprintf(name, sizeof name, "decode %u/%u x %u: a row alone = in its batch", heads, kvh, dim);
+    (void)gpu_same_bits(name, out, alone, elems * 2);
+    kv_drop(&c);
+    gpu_free(q);
+    gpu_free(out);
+    gpu_free(alone);
+    gpu_free(want);
+    gpu_free(rows_dev);
+    free(rows);
+}
+
+void gpu_check_decode(void)
+{
+    const int32_t lens[] = {1, 15, 16, 17, 255, 256, 257, 300, 511, 513, 1000, 2049, 31, 4097, 64, 777};
+    check_decode_shape(32, 8, 128, lens, 16, 0);
+    check_decode_shape(28, 4, 128, lens, 13, 128);
+    check_decode_shape(9, 3, 64, lens, 16, 0);
+    check_decode_shape(8, 8, 128, lens, 5, 0);
+    const int32_t one[] = {9000};
+    check_decode_shape(32, 8, 128, one, 1, 0);
+}
+
+/* ---- flat products ---- */
+static void ref_bf16(float *p, size_t n) /* host rounding of a float array to bf16 and back */
+{
+    for (size_t i = 0; i < n; i++) {
+        uint32_t u;
+        memcpy(&u, &p[i], 4);
+        u = (u + 0x7fff + ((u >> 16) & 1)) & 0xffff0000u;
+        memcpy(&p[i], &u, 4);
+    }
+}
+
+struct flat_case {
+    struct tk_map w, x;
+    tk_bf16 *wp, *xp;
+    float *want; /* raw product, device */
+    uint32_t rows, n, k;
+    bool tiled;
+};
+
+static struct flat_case flat_make(uint32_t rows, uint32_t n, uint32_t k, bool tiled)
+{
+    struct flat_case c = {.rows = rows, .n = n, .k = k, .tiled = tiled};
+    const uint32_t n_mem = (n + TK_FLAT_ROWS - 1) / TK_FLAT_ROWS * TK_FLAT_ROWS;
+    c.wp = gpu_random_bf16((size_t)n_mem * k, 1.f / sqrtf((float)k), 3);
+    c.xp = gpu_random_bf16((size_t)TK_MAX_ROWS * k, 1.f, 4);
+    c.want = gpu_alloc((size_t)rows * n * 4);
+    gpu_ref_product(c.xp, k, c.wp, tiled, rows, n, k, c.want);
+    TK(tk_flat_w_map(c.wp, n, k, tiled, &c.w));
+    TK(tk_flat_x_map(c.xp, rows, k, k, &c.x));
+    return c;
+}
+
+static void flat_drop(struct flat_case *c)
+{
+    gpu_free(c->wp);
+    gpu_free(c->xp);
+    gpu_free(c->want);
+}
+
+static void check_store(uint32_t rows, uint32_t n, uint32_t k, bool tiled)
+{
+    char name[128];
+    struct flat_case c = flat_make(rows, n, k, tiled);
+    tk_bf16 *out = gpu_alloc((size_t)TK_MAX_ROWS * n * 2), *alone = gpu_alloc((size_t)rows * n * 2);
+    struct tk_flat a = {.w = &c.w, .x = &c.x, .rows = rows, .n = n, .k = k, .mode = TK_FLAT_STORE, .out = out,
+                        .out_stride = n};
+    gpu_poison(out, (size_t)TK_MAX_ROWS * n * 2);
+    TK(tk_flat(NULL, &a));
+    (void)snprintf(name, sizeof name, "flat store %u x %u x %u%s", rows, n, k, tiled ? " tiled" : "");
+    (void)gpu_close(name, out, n, c.want, rows, n, TOL_FLAT);
+    gpu_poison(alone, (size_t)rows * n * 2);
+    for (uint32_t r = 0; r < rows; r++) {
+        struct tk_map x1;
+        struct tk_flat b = a;
+        TK(tk_flat_x_map(c.xp + (size_t)r * k, 1, k, k, &x1));
+        b.x = &x1;
+        b.rows = 1;
+        b.out = alone + (size_t)r * n;
+        TK(tk_flat(NULL, &b));
+    }
+    (void)snprintf(name, sizeof name, "flat %u x %u x %u: a row alone = in its batch", rows, n, k);
+    (void)gpu_same_bits(name, out, alone, (size_t)rows * n * 2);
+    gpu_free(out);
+    gpu_free(alone);
+    flat_drop(&c);
+}
+
+static void check_residual(uint32_t rows, uint32_t n, uint32_t k)
+{
+    char name[128];
+    struct flat_case c = flat_make(rows, n, k, false);
+    const size_t elems = (size_t)rows * n;
+    const uint32_t parts = tk_flat_norm_parts(n);
+    tk_bf16 *h = gpu_random_bf16(elems, 1.f, 8), *hg = gpu_alloc(elems * 2), *gain = gpu_random_bf16(n, 1.f, 9);
+    float *sumsq = gpu_alloc((size_t)parts * TK_MAX_ROWS * 4), *want = malloc(elems * 4), *y = malloc(elems * 4);
+    float *ss = malloc((size_t)parts * TK_MAX_ROWS * 4);
+    tk_bf16 *h0 = malloc(elems * 2), *g = malloc(n * 2u);
+    gpu_download(h0, h, elems * 2);
+    gpu_download(g, gain, n * 2u);
+    gpu_download(y, c.want, elems * 4);
+    gpu_poison(hg, elems * 2);
+    gpu_poison(sumsq, (size_t)parts * TK_MAX_ROWS * 4);
+    const struct tk_flat a = {.w = &c.w, .x = &c.x, .rows = rows, .n = n, .k = k, .mode = TK_FLAT_RESIDUAL, .h = h,
+                              .hg = hg, .gain = gain, .sumsq = sumsq};
+    TK(tk_flat(NULL, &a));
+    for (size_t i = 0; i < elems; i++) {
+        want[i] = gpu_bf16_to_float(h0[i]) + y[i];
+    }
+    float *want_dev = gpu_upload(want, elems * 4);
+    (void)snprintf(name, sizeof name, "flat residual %u x %u x %u: h", rows, n, k);
+    (void)gpu_close(name, h, n, want_dev, rows, n, TOL_FLAT);
+    gpu_download(h0, h, elems * 2);
+    gpu_download(ss, sumsq, (size_t)parts * TK_MAX_ROWS * 4);
+    bool ok = true;
+    for (uint32_t r = 0; r < rows; r++) {
+        double want_ss = 0, got = 0;
+        for (uint32_t i = 0; i < n; i++) {
+            const double v = (double)gpu_bf16_to_float(h0[(size_t)r * n + i]);
+            want_ss += v * v;
+            want[(size_t)r * n + i] = (float)v * gpu_bf16_to_float(g[i]);
+        }
+        for (uint32_t p = 0; p < parts; p++) {
+            got += (double)ss[p * TK_MAX_ROWS + r];
+        }
+        ok = ok && fabs(got - want_ss) <= 1e-5 * want_ss;
+    }
+    (void)snprintf(name, sizeof name, "flat residual %u x %u x %u: sums of squares", rows, n, k);
+    gpu_expect(name, ok);
+    CU(cudaMemcpy(want_dev, want, elems * 4, cudaMemcpyHostToDevice));
+    (void)snprintf(name, sizeof name, "flat residual %u x %u x %u: h gain", rows, n, k);
+    (void)gpu_close(name, hg, n, want_dev, rows, n, TOL_FLAT);
+    gpu_free(h), gpu_free(hg), gpu_free(gain), gpu_free(sumsq), gpu_free(want_dev);
+    free(want), free(y), free(ss), free(h0), free(g);
+    flat_drop(&c);
+}
+
+/* Sums of squares whose scale is known, for the modes that use one. */
+static float *known_norm(uint32_t parts, uint32_t dim, float *scale)
+{
+    float *ss = malloc((size_t)parts * TK_MAX_ROWS * 4);
+    uint64_t seed = 77;
+    for (uint32_t r = 0; r < TK_MAX_ROWS; r++) {
+        double sum = 0;
+        for (uint32_t p = 0; p < parts; p++) {
+            ss[p * TK_MAX_ROWS + r] = (float)(gpu_rand(&seed) % 1000 + 1) / 10.f;
+            sum += (double)ss[p * TK_MAX_ROWS + r];
+        }
+        scale[r] = (float)(1.0 / sqrt(sum / dim + 1e-5));
+    }
+    float *dev = gpu_upload(ss, (size_t)parts * TK_MAX_ROWS * 4);
+    free(ss);
+    return dev;
+}
+
+static void check_swiglu(uint32_t rows, uint32_t n, uint32_t k, uint32_t parts)
+{
+    char name[128];
+    struct flat_case c = flat_make(rows, n, k, false);
+    const uint32_t f = n / 2;
+    float scale[TK_MAX_ROWS], *y = malloc((size_t)rows * n * 4), *want = malloc((size_t)rows * f * 4);
+    float *ss = known_norm(parts, k, scale);
+    tk_bf16 *out = gpu_alloc((size_t)rows * f * 2);
+    gpu_poison(out, (size_t)rows * f * 2);
+    gpu_download(y, c.want, (size_t)rows * n * 4);
+    const struct tk_flat a = {.w = &c.w, .x = &c.x, .rows = rows, .n = n, .k = k, .mode = TK_FLAT_SWIGLU, .out = out,
+                              .out_stride = f, .norm = {ss, parts, k, 1e-5f}};
+    TK(tk_flat(NULL, &a));
+    for (uint32_t r = 0; r < rows; r++) {
+        for (uint32_t i = 0; i < f; i++) {
+            const float g = scale[r] * y[(size_t)r * n + i / 8 * 16 + i % 8];
+            const float u = scale[r] * y[(size_t)r * n + i / 8 * 16 + 8 + i % 8];
+            want[(size_t)r * f + i] = g / (1.f + expf(-g)) * u;
+        }
+    }
+    float *want_dev = gpu_upload(want, (size_t)rows * f * 4);
+    (void)snprintf(name, sizeof name, "flat swiglu %u x %u x %u, %u norm parts", rows, n, k, parts);
+    (void)gpu_close(name, out, f, want_dev, rows, f, TOL_FLAT);
+    gpu_free(out), gpu_free(ss), gpu_free(want_dev);
+    free(y), free(want);
+    flat_drop(&c);
+}
+
+static void check_argmax(uint32_t rows, uint32_t n, uint32_t k)
+{
+    char name[128];
+    struct flat_case c = flat_make(rows, n, k, false);
+    const uint32_t parts = tk_flat_argmax_parts(n);
+    float *y = malloc((size_t)rows * n * 4), *bv = gpu_alloc((size_t)parts * TK_MAX_ROWS * 4);
+    float *logits = gpu_alloc((size_t)rows * n * 4), *got = malloc((size_t)rows * n * 4);
+    int32_t *bi = gpu_alloc((size_t)parts * TK_MAX_ROWS * 4), *tok = gpu_alloc(TK_MAX_ROWS * 4), tok_h[TK_MAX_ROWS];
+    gpu_poison(bv, (size_t)parts * TK_MAX_ROWS * 4);
+    gpu_poison(logits, (size_t)rows * n * 4);
+    gpu_download(y, c.want, (size_t)rows * n * 4);
+    const struct tk_flat a = {.w = &c.w, .x = &c.x, .rows = rows, .n = n, .k = k, .mode = TK_FLAT_ARGMAX,
+                              .best_val = bv, .best_idx = bi, .out_f32 = logits, .out_stride = n};
+    TK(tk_flat(NULL, &a));
+    TK(tk_argmax_end(NULL, bv, bi, parts, rows, tok, NULL, NULL, false));
+    gpu_download(tok_h, tok, rows * 4);
+    gpu_download(got, logits, (size_t)rows * n * 4);
+    bool ok = true, close = true;
+    for (uint32_t r = 0; r < rows; r++) {
+        const float *w = y + (size_t)r * n, *l = got + (size_t)r * n;
+        uint32_t arg = 0;
+        for (uint32_t i = 0; i < n; i++) {
+            close = close && fabsf(l[i] - w[i]) <= 1e-3f + 1e-3f * fabsf(w[i]);
+            arg = l[i] > l[arg] ? i : arg;
+        }
+        ok = ok && tok_h[r] == (int32_t)arg;
+    }
+    (void)snprintf(name, sizeof name, "flat argmax %u x %u x %u: index", rows, n, k);
+    gpu_expect(name, ok);
+    (void)snprintf(name, sizeof name, "flat argmax %u x %u x %u: logits", rows, n, k);
+    gpu_expect(name, close);
+    gpu_free(bv), gpu_free(bi), gpu_free(tok), gpu_free(logits);
+    free(y), free(got);
+    flat_drop(&c);
+}
+
+void gpu_check_flat(void)
+{
+    check_store(1, 6144, 4096, false);
+    check_store(7, 4608, 3584, false);
+    check_store(16, 1536, 576, true);
+    check_store(33, 6144, 4096, true);
+    check_store(64, 300, 1024, false);
+    check_store(64, 20480, 512, false);
+    check_residual(1, 4096, 4096);
+    check_residual(8, 3584, 18944);
+    check_residual(13, 4096, 14336);
+    check_residual(64, 4096, 4096);
+    check_swiglu(1, 28672, 4096, 128);
+    check_swiglu(31, 2 * 1536, 576, 18);
+    check_swiglu(64, 28672, 1024, 1);
+    check_argmax(1, 128256, 512);
+    check_argmax(19, 49152, 576);
+    check_argmax(64, 32003, 1024);
+}
+
+/* ---- prefill attention ---- */
+static void run_prefill(const struct kv_case *c, const tk_bf16 *q, uint32_t rows, tk_bf16 *out, uint32_t n_heads,
+                        uint32_t layer, const struct tk_chunk *chunks, uint32_t n_chunks)
+{
+    const uint32_t dim = c->pool.head_dim;
+    uint32_t tiles_h[1024], n_tiles = 0;
+    struct tk_map qm;
+    TK(tk_tiles_host(chunks, n_chunks, tiles_h, 1024, &n_tiles));
+    TK(tk_rows_map(q, rows, n_heads, dim, n_heads * dim, &qm));
+    uint32_t *tiles = gpu_upload(tiles_h, n_tiles * sizeof *tiles_h);
+    struct tk_chunk *ch = gpu_upload(chunks, n_chunks * sizeof *chunks);
+    const struct tk_attn_prefill a = {.kv = &c->map,
+                                      .q = &qm,
+                                      .out = out,
+                                      .chunks = ch,
+                                      .tiles = tiles,
+                                      .tables = c->tables,
+                                      .n_tiles = n_tiles,
+                                      .n_heads = n_heads,
+                                      .n_kv_heads = c->pool.n_kv_heads,
+                                      .head_dim = dim,
+                                      .layer = layer,
+                                      .table_stride = c->stride,
+                                      .out_stride = n_heads * dim,
+                                      .scale = 1.f / sqrtf((float)dim)};
+    TK(tk_attn_prefill(NULL, &a));
+    CU(cudaDeviceSynchronize());
+    gpu_free(tiles);
+    gpu_free(ch);
+}
+
+static void check_prefill_batch(uint32_t heads, uint32_t kvh, const struct tk_chunk *chunks, uint32_t n)
+{
+    char name[128];
+    int32_t lens[16];
+    uint32_t rows = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        lens[i] = chunks[i].pos0 + chunks[i].n;
+        rows += (uint32_t)chunks[i].n;
+    }
+    struct kv_case c = kv_make(lens, n, kvh, 128, 2, 0, 21);
+    const size_t elems = (size_t)rows * heads * 128;
+    tk_bf16 *q = gpu_random_bf16(elems, 1.f, 6), *out = gpu_alloc(elems * 2);
+    float *want = gpu_alloc(elems * 4);
+    struct gpu_ref_row *rr = malloc(rows * sizeof *rr);
+    uint32_t at = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        for (int32_t j = 0; j < chunks[i].n; j++) {
+            rr[at++] = (struct gpu_ref_row){(int32_t)i, chunks[i].pos0 + j + 1};
+        }
+    }
+    struct gpu_ref_row *rr_dev = gpu_upload(rr, rows * sizeof *rr);
+    gpu_poison(out, elems * 2);
+    run_prefill(&c, q, rows, out, heads, 1, chunks, n);
+    gpu_ref_attn(q, heads * 128, rr_dev, rows, heads, &c.pool, 1, c.tables, c.stride, 1.f / sqrtf(128.f), want);
+    (void)snprintf(name, sizeof name, "prefill %u/%u, %u chunks, %u rows", heads, kvh, n, rows);
+    (void)gpu_close(name, out, heads * 128, want, rows, heads * 128, TOL_ATTN);
+    kv_drop(&c);
+    gpu_free(q), gpu_free(out), gpu_free(want), gpu_free(rr_dev);
+    free(rr);
+}
+
+static void check_chunked_equals_whole(void)
+{
+    const int32_t len = 1500;
+    struct kv_case c = kv_make(&len, 1, 2, 128, 1, 0, 31);
+    const size_t elems = (size_t)len * 8 * 128;
+    tk_bf16 *q = gpu_random_bf16(elems, 1.f, 6), *whole = gpu_alloc(elems * 2), *parts = gpu_alloc(elems * 2);
+    const struct tk_chunk all = {0, len, 0, 0};
+    const int32_t cuts[] = {0, 333, 334, 461, 640, 1408, 1500};
+    gpu_poison(whole, elems * 2);
+    gpu_poison(parts, elems * 2);
+    run_prefill(&c, q, (uint32_t)len, whole, 8, 0, &all, 1);
+    for (int i = 0; i + 1 < (int)(sizeof cuts / sizeof cuts[0]); i++) {
+        /* the pool holds tokens of later chunks already: they must not matter */
+        const struct tk_chunk one = {cuts[i], cuts[i + 1] - cuts[i], cuts[i], 0};
+        run_prefill(&c, q, (uint32_t)len, parts, 8, 0, &one, 1);
+    }
+    (void)gpu_same_bits("prefill: chunked = whole", whole, parts, elems * 2);
+    run_prefill(&c, q, (uint32_t)len, parts, 8, 0, &all, 1);
+    (void)gpu_same_bits("prefill: a run = its repetition", whole, parts, elems * 2);
+    kv_drop(&c);
+    gpu_free(q), gpu_free(whole), gpu_free(parts);
+}
+
+void gpu_check_prefill(void)
+{
+    const struct tk_chunk a[] = {{0, 128, 0, 0}};
+    const struct tk_chunk b[] = {{0, 1, 0, 0}, {1, 300, 0, 1}, {301, 128, 128, 2}, {429, 77, 1000, 3}, {506, 513, 37, 4}};
+    const struct tk_chunk d[] = {{0, 2048, 0, 0}};
+    check_prefill_batch(4, 1, a, 1);
+    check_prefill_batch(32, 8, b, 5);
+    check_prefill_batch(7, 7, b, 5);
+    check_prefill_batch(32, 8, d, 1);
+    check_chunked_equals_whole();
+}
+
+/* ---- pointwise ---- */
+static void check_rope(void)
+{
+    enum { ROWS = 37, HQ = 6, HKV = 2, DIM = 128, W = (HQ + 2 * HKV) * DIM, TOKS = 700 };
+    const int32_t lens[] = {TOKS, TOKS};
+    struct kv_case c = kv_make(lens, 2, HKV, DIM, 2, 128, 41);
+    tk_bf16 *qkv = gpu_random_bf16((size_t)ROWS * W, 1.f, 12), *before = malloc(ROWS * W * 2), *after = malloc(ROWS * W * 2);
+    float *cs = malloc(TOKS * DIM * 4);
+    int32_t pos[ROWS], tab[ROWS];
+    gpu_download(before, qkv, ROWS * W * 2);
+    for (int i = 0; i < TOKS; i++) {
+        for (int j = 0; j < DIM / 2; j++) {
+            const double ang = i * pow(5e5, -2.0 * j / DIM);
+            cs[i * DIM + j] = (float)cos(ang);
+            cs[i * DIM + DIM / 2 + j] = (float)sin(ang);
+        }
+    }
+    for (int i = 0; i < ROWS; i++) {
+        pos[i] = i == 5 ? -1 : i * 18 + 3;
+        tab[i] = i & 1;
+    }
+    float *cs_dev = gpu_upload(cs, TOKS * DIM * 4);
+    int32_t *pos_dev = gpu_upload(pos, sizeof pos), *tab_dev = gpu_upload(tab, sizeof tab);
+    const struct tk_rope_kv a = {qkv, cs_dev, pos_dev, tab_dev, c.tables, &c.pool, ROWS, HQ, HKV, DIM, 1, c.stride, W,
+                                 false};
+    TK(tk_rope_kv(NULL, &a));
+    gpu_download(after, qkv, ROWS * W * 2);
+    double worst = 0;
+    for (int r = 0; r < ROWS; r++) {
+        for (int h = 0; h < HQ + 2 * HKV; h++) {
+            tk_bf16 got[DIM];
+            const tk_bf16 *src = before + r * W + h * DIM;
+            memcpy(got, after + r * W + h * DIM, sizeof got);
+            if (h >= HQ && pos[r] >= 0) {
+                const size_t blk = (size_t)c.tables_h[(uint32_t)tab[r] * c.stride + (uint32_t)pos[r] / TK_BLOCK_TOK];
+                gpu_download(got,
+                             (char *)c.pool.base + blk * c.pool.slice_bytes * 2 + c.pool.slice_bytes + 128 +
+                                 ((size_t)(h - HQ) * TK_BLOCK_TOK + (size_t)pos[r] % TK_BLOCK_TOK) * DIM * 2,
+                             sizeof got);
+            }
+            for (int j = 0; j < DIM / 2; j++) {
+                float x = gpu_bf16_to_float(src[j]), y = gpu_bf16_to_float(src[j + DIM / 2]);
+                if (pos[r] >= 0 && h < HQ + HKV) {
+                    const float co = cs[pos[r] * DIM + j], si = cs[pos[r] * DIM + DIM / 2 + j], u = x * co - y * si;
+                    y = y * co + x * si;
+                    x = u;
+                }
+                const double e0 = fabs((double)(gpu_bf16_to_float(got[j]) - x)) / (fabs((double)x) + 0.01);
+                const double e1 = fabs((double)(gpu_bf16_to_float(got[j + DIM / 2]) - y)) / (fabs((double)y) + 0.01);
+                worst = e0 <= worst ? worst : e0;
+                worst = e1 <= worst ? worst : e1;
+            }
+        }
+    }
+    gpu_expect("rope + KV write, shuffled blocks, header, skipped row", worst <= 4.1e-3);
+    gpu_free(qkv), gpu_free(cs_dev), gpu_free(pos_dev), gpu_free(tab_dev);
+    free(before), free(after), free(cs);
+    kv_drop(&c);
+}
+
+static void check_norm(uint32_t rows, uint32_t dim, bool add)
+{
+    char name[96];
+    const size_t n = (size_t)rows * dim;
+    tk_bf16 *h = gpu_random_bf16(n, 1.f, 1), *ad = gpu_random_bf16(n, 1.f, 2), *g = gpu_random_bf16(dim, 1.f, 3);
+    tk_bf16 *out = gpu_alloc(n * 2), *hh = malloc(n * 2), *ah = malloc(n * 2), *gh = malloc(dim * 2u);
+    float *want = malloc(n * 4);
+    gpu_download(hh, h, n * 2), gpu_download(ah, ad, n * 2), gpu_download(gh, g, dim * 2u);
+    gpu_poison(out, n * 2);
+    TK(tk_rmsnorm(NULL, h, add ? ad : NULL, g, out, rows, dim, 1e-5f));
+    for (uint32_t r = 0; r < rows; r++) {
+        double ss = 0;
+        for (uint32_t i = 0; i < dim; i++) {
+            float v = gpu_bf16_to_float(hh[(size_t)r * dim + i]) + (add ? gpu_bf16_to_float(ah[(size_t)r * dim + i]) : 0);
+            ref_bf16(&v, 1);
+            want[(size_t)r * dim + i] = v;
+            ss += (double)v * (double)v;
+        }
+        for (uint32_t i = 0; i < dim; i++) {
+            want[(size_t)r * dim + i] *= (float)(1 / sqrt(ss / dim + 1e-5)) * gpu_bf16_to_float(gh[i]);
+        }
+    }
+    float *wd = gpu_upload(want, n * 4);
+    (void)snprintf(name, sizeof name, "rmsnorm %u x %u%s", rows, dim, add ? " + residual" : "");
+    (void)gpu_close(name, out, dim, wd, rows, dim, TOL_FLAT);
+    gpu_free(h), gpu_free(ad), gpu_free(g), gpu_free(out), gpu_free(wd);
+    free(hh), free(ah), free(gh), free(want);
+}
+
+static void check_swiglu_kernel(uint32_t rows, uint32_t ffn, bool inter)
+{
+    const size_t n = (size_t)rows * ffn;
+    tk_bf16 *gu = gpu_random_bf16(2 * n, 1.5f, 1), *out = gpu_alloc(n * 2), *h = malloc(4 * n);
+    float *want = malloc(n * 4);
+    gpu_download(h, gu, 4 * n);
+    gpu_poison(out, n * 2);
+    TK(tk_swiglu(NULL, gu, out, rows, ffn, inter));
+    for (uint32_t r = 0; r < rows; r++) {
+        for (uint32_t i = 0; i < ffn; i++) {
+            const tk_bf16 *row = h + (size_t)r * 2 * ffn;
+            const float g = gpu_bf16_to_float(inter ? row[i / 8 * 16 + i % 8] : row[i]);
+            const float u = gpu_bf16_to_float(inter ? row[i / 8 * 16 + 8 + i % 8] : row[ffn + i]);
+            want[(size_t)r * ffn + i] = g / (1.f + expf(-g)) * u;
+        }
+    }
+    float *wd = gpu_upload(want, n * 4);
+    (void)gpu_close(inter ? "swiglu, interleaved" : "swiglu, halves", out, ffn, wd, rows, ffn, TOL_FLAT);
+    gpu_free(gu), gpu_free(out), gpu_free(wd);
+    free(h), free(want);
+}
+
+void gpu_check_pointwise(void)
+{
+    check_rope();
+    check_norm(5, 4096, false);
+    check_norm(3, 576, true);
+    check_norm(9, 8192, true);
+    check_swiglu_kernel(7, 1536, false);
+    check_swiglu_kernel(7, 14336, true);
+}
