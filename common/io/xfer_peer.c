@@ -283,6 +283,7 @@ static ucs_status_t on_welcome(void *arg, const void *header, size_t header_len,
     return UCS_OK;
 }
 
+/* By connection, not by epoch: a stranger says goodbye under its own. */
 static ucs_status_t on_bye(void *arg, const void *header, size_t header_len, void *data, size_t len,
                            const ucp_am_recv_param_t *param)
 {
@@ -290,8 +291,11 @@ static ucs_status_t on_bye(void *arg, const void *header, size_t header_len, voi
     struct xf_frame f;
     (void)data;
     td_assert_on(td_xfer);
-    struct xf_peer *p =
-        frame_ok(x, header, header_len, len, &f) ? td__xf_peer_check(x, f.from, f.to, param) : NULL;
+    struct xf_peer *p = NULL;
+    if (frame_ok(x, header, header_len, len, &f) &&
+        (param->recv_attr & UCP_AM_RECV_ATTR_FIELD_REPLY_EP) != 0) {
+        p = peer_by_ep(x, param->reply_ep);
+    }
     if (p != NULL && !p->failed) {
         TD_LOG(INFO, "data plane peer said goodbye", "peer=%016" PRIx64, p->epoch);
         p->failed = true;
