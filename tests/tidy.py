@@ -17,6 +17,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 
+CONFIGS = (".clang-tidy", "tests/.clang-tidy")
+
+
 def load_commands(build):
     """path relative to the root: compiler arguments without output and dependency options."""
     with open(os.path.join(build, "compile_commands.json"), encoding="utf-8") as f:
@@ -47,7 +50,7 @@ def fingerprint(path, args, directory):
         return None
     names = done.stdout.replace("\\\n", " ").split(":", 1)[1].split()
     h = hashlib.sha256("\0".join(args).encode())
-    for name in [os.path.relpath(".clang-tidy", directory), *sorted(names)]:
+    for name in [*(os.path.relpath(c, directory) for c in CONFIGS), *sorted(names)]:
         with open(os.path.join(directory, name), "rb") as f:
             h.update(f.read())
     return h.hexdigest()

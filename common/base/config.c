@@ -185,7 +185,7 @@ static td_err next_event(struct yaml_state *y, yaml_event_t *ev)
 
 static td_err expect(struct yaml_state *y, yaml_event_type_t type, const char *reason)
 {
-    yaml_event_t ev;
+    yaml_event_t ev = {0};
     TD_TRY(next_event(y, &ev));
     bool ok = ev.type == type;
     size_t line = ev.start_mark.line;
@@ -206,7 +206,7 @@ static bool scalar_has_nul(const yaml_event_t *ev)
 static td_err yaml_sequence(struct yaml_state *y, const struct td_opt *o)
 {
     for (;;) {
-        yaml_event_t ev;
+        yaml_event_t ev = {0};
         TD_TRY(next_event(y, &ev));
         if (ev.type == YAML_SEQUENCE_END_EVENT) {
             yaml_event_delete(&ev);
@@ -222,7 +222,8 @@ static td_err yaml_sequence(struct yaml_state *y, const struct td_opt *o)
 
 static td_err yaml_value(struct yaml_state *y, const struct td_opt *o)
 {
-    yaml_event_t ev;
+    TD_INSIST(o != NULL);
+    yaml_event_t ev = {0};
     TD_TRY(next_event(y, &ev));
     td_err e;
     if (ev.type == YAML_SEQUENCE_START_EVENT && o->type == TD_OPT_LIST) {
@@ -263,7 +264,7 @@ static td_err yaml_key(struct yaml_state *y, const yaml_event_t *ev, const struc
 static td_err yaml_mapping(struct yaml_state *y)
 {
     for (;;) {
-        yaml_event_t ev;
+        yaml_event_t ev = {0};
         const struct td_opt *o = NULL;
         TD_TRY(next_event(y, &ev));
         if (ev.type == YAML_MAPPING_END_EVENT) {
@@ -279,7 +280,7 @@ static td_err yaml_mapping(struct yaml_state *y)
 
 static td_err yaml_document(struct yaml_state *y)
 {
-    yaml_event_t ev;
+    yaml_event_t ev = {0};
     TD_TRY(expect(y, YAML_STREAM_START_EVENT, "not YAML"));
     TD_TRY(next_event(y, &ev));
     yaml_event_type_t first = ev.type;

@@ -144,6 +144,7 @@ static td_err set_string(const char *text, char **out)
 td_err td__opt_set(const struct td_opt *o, const char *text, void *config, const char **out_reason)
 {
     void *at = place(o, config);
+    TD_REQUIRE(o->type <= TD_OPT_LIST);
     switch (o->type) {
     case TD_OPT_BOOL:
         return set_bool(text, at, out_reason);
@@ -158,7 +159,6 @@ td_err td__opt_set(const struct td_opt *o, const char *text, void *config, const
     case TD_OPT_LIST:
         return set_list(text, at, out_reason);
     }
-    TD_INSIST(!"option type");
     return TD_ERR_INTERNAL;
 }
 

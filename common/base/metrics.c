@@ -281,7 +281,7 @@ struct td_metric_family *td_metrics_family(struct td_metrics *m, const struct td
         f = family_new(m, desc);
         if (f != NULL) {
             memmove(&m->families[at + 1], &m->families[at],
-                    (m->n_families - at) * sizeof m->families[0]);
+                    (m->n_families - at) * sizeof(struct td_metric_family *));
             m->families[at] = f;
             m->n_families++;
         }

@@ -34,7 +34,8 @@ static char captured[16384];
 
 static int clean(void **state)
 {
-    static const char *const names[] = {"TANDEM_PORT",  "TANDEM_NODES",    "TANDEM_CONFIG",
+    static const char *const names[] = {"TANDEM_PORT",  "TANDEM_MODEL",    "TANDEM_ROLE",
+                                        "TANDEM_WARM",  "TANDEM_NODES",    "TANDEM_CONFIG",
                                         "TANDEM_FAULT", "TANDEM_KV_RATIO", "TANDEM_VERSION"};
     (void)state;
     for (size_t i = 0; i < TD_COUNT(names); i++) {
