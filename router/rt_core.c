@@ -120,6 +120,13 @@ static void emit_end(struct rt_core *c, struct rt_entry *e, td_err err, enum td_
     a->stages = e->stages;
     a->stages.prompt_tokens = e->n_prompt;
     a->stages.output_tokens = e->n_output;
+    a->attempts = e->attempt + 1;
+    a->queue_us = e->placed_us > e->queued_us ? e->placed_us - e->queued_us : 0;
+    const struct rt_decision_record *dec = rt_core_decision(c, e->counter);
+    if (dec != NULL) {
+        memcpy(a->p_name, dec->p_name, sizeof a->p_name);
+        memcpy(a->d_name, dec->d_name, sizeof a->d_name);
+    }
     e->user = NULL;
     rt__observe(c, RT_M_REQUEST_US, (double)(c->now_us - e->submit_us));
     rt__observe(c, RT_M_OUTPUT_TOKENS, e->n_output);

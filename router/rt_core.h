@@ -105,6 +105,9 @@ struct rt_action {
     td_err err;                   /* END */
     const char *text;             /* END: for people */
     uint32_t n_output;            /* END */
+    uint32_t attempts;            /* END */
+    int64_t queue_us;             /* END: in the router's queue, last attempt */
+    char p_name[64], d_name[64];  /* END: where the last attempt ran; "" when nowhere */
     struct td_wire_stages stages; /* END: both nodes' */
     enum rt_metric metric;
     double value;

@@ -1,0 +1,224 @@
+/* main.c - tandem-router: options, signals, and one rt_shell. */
+#define TD_LOG_ROOM "router"
+#include <inttypes.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "common/base/clock.h"
+#include "common/base/config.h"
+#include "common/base/log.h"
+#include "common/base/mem.h"
+#include "common/base/thread.h"
+#include "common/io/link_keys.h"
+#include "common/io/loop.h"
+#include "router/rt_shell.h"
+
+struct options {
+    char *model, *chat_template, *host, *admin_host, *api_key_file, *cluster_key_file, *name,
+        *port_file;
+    struct td_str_list served_names, nodes;
+    int64_t port, admin_port, max_model_len, max_requests, queue_size, queue_bytes, node_queue,
+        max_body;
+    double budget_s, pair_wait_s, ping_s, drain_s, time_scale;
+    int policy, log_level, log_format;
+    bool resume;
+};
+
+#define OPT(n, t, d, u, lo, hi, ch, cls, h, f)                                                     \
+    {                                                                                              \
+        n, TD_OPT_##t, d, u, lo, hi, ch, TD_OPT_##cls, h, offsetof(struct options, f)              \
+    }
+
+static const struct td_opt opts[] = {
+    OPT("model", STRING, "", "path", 0, 0, NULL, BOOT, "GGUF file; only its metadata is read here",
+        model),
+    OPT("served-model-name", LIST, "", "", 0, 0, NULL, BOOT,
+        "names clients may ask for; the first is the default", served_names),
+    OPT("chat-template", STRING, "", "path", 0, 0, NULL, BOOT,
+        "Jinja file instead of the model's own template", chat_template),
+    OPT("max-model-len", INT, "0", "tokens", 0, 16777216, NULL, BOOT,
+        "context limit; 0 is the model's", max_model_len),
+    OPT("node", LIST, "", "url", 0, 0, NULL, BOOT,
+        "control address of a node, tcp://host:8101; repeat for each", nodes),
+    OPT("cluster-key-file", STRING, "", "path", 0, 0, NULL, BOOT,
+        "lines 'key-id secret' shared with the nodes", cluster_key_file),
+    OPT("name", STRING, "router", "", 0, 0, NULL, BOOT, "of this router, in logs and at the nodes",
+        name),
+    OPT("host", STRING, "127.0.0.1", "address", 0, 0, NULL, BOOT, "where clients connect", host),
+    OPT("port", INT, "8000", "", 0, 65535, NULL, BOOT, "HTTP port for clients; 0 picks a free one",
+        port),
+    OPT("admin-host", STRING, "127.0.0.1", "address", 0, 0, NULL, BOOT,
+        "where operators and Prometheus connect", admin_host),
+    OPT("admin-port", INT, "8001", "", 0, 65535, NULL, BOOT,
+        "admin and metrics port; 0 picks a free one", admin_port),
+    OPT("port-file", STRING, "", "path", 0, 0, NULL, BOOT,
+        "writes 'http PORT' and 'admin PORT' there when listening", port_file),
+    OPT("api-key-file", STRING, "", "path", 0, 0, NULL, BOOT,
+        "lines 'key-id sha256 tenant priority-ceiling requests/s concurrent tokens/min'; empty: "
+        "open to all",
+        api_key_file),
+    OPT("max-concurrent-requests", INT, "4096", "", 1, 60000, NULL, BOOT,
+        "requests known at once, waiting ones included", max_requests),
+    OPT("queue-size", INT, "1024", "", 0, 60000, NULL, BOOT,
+        "requests waiting in the router before 429", queue_size),
+    OPT("queue-bytes", INT, "268435456", "bytes", 0, 1e12, NULL, BOOT,
+        "prompt bytes waiting before 429", queue_bytes),
+    OPT("node-queue", INT, "64", "", 1, 60000, NULL, BOOT,
+        "works on one prefill node before the router keeps them", node_queue),
+    OPT("max-payload-size", INT, "16777216", "bytes", 1024, 268435456, NULL, BOOT,
+        "largest request body", max_body),
+    OPT("request-timeout", DOUBLE, "600", "s", 0.1, 86400, NULL, BOOT, "time budget of a request",
+        budget_s),
+    OPT("pair-wait", DOUBLE, "10", "s", 0, 600, NULL, BOOT,
+        "how long a replay waits for a pair to appear", pair_wait_s),
+    OPT("sse-ping-interval", DOUBLE, "30", "s", 0, 3600, NULL, BOOT,
+        "comment after so much silence in a stream; 0: none", ping_s),
+    OPT("drain-timeout", DOUBLE, "120", "s", 0, 3600, NULL, BOOT,
+        "after SIGTERM, before running requests are cut", drain_s),
+    OPT("policy", ENUM, "queue-linear", "", 0, 0, "queue-linear|round-robin", BOOT,
+        "placement of requests on pairs", policy),
+    OPT("resume", BOOL, "true", "", 0, 0, NULL, BOOT, "replay a request also after its first token",
+        resume),
+    OPT("log-level", ENUM, "info", "", 0, 0, "error|warn|info|debug|trace", BOOT,
+        "lines above this level are skipped", log_level),
+    OPT("log-format", ENUM, "logfmt", "", 0, 0, "logfmt|json", BOOT, "of log lines", log_format),
+    OPT("time-scale", DOUBLE, "1", "", 0.001, 10, NULL, DEBUG,
+        "multiplies heartbeats and death bounds (tests)", time_scale),
+};
+
+static const struct td_program program = {.name = "tandem-router",
+                                          .summary =
+                                              "serves the OpenAI API from prefill and decode nodes",
+                                          .opts = opts,
+                                          .n_opts = TD_COUNT(opts),
+                                          .struct_bytes = sizeof(struct options)};
+
+struct app {
+    struct options o;
+    struct td_loop *loop;
+    struct rt_shell *shell;
+    struct td_signal *term, *intr;
+    struct td_timer *drain_timer;
+    int64_t drain_until_us;
+};
+
+static void on_drain_tick(void *arg)
+{
+    struct app *a = arg;
+    bool late = td_now_us() >= a->drain_until_us;
+    if (late || rt_shell_idle(a->shell)) {
+        TD_LOG(INFO, late ? "drain ended at its limit" : "drained", "name=%s", a->o.name);
+        td_loop_stop(a->loop);
+        return;
+    }
+    td_timer_set(a->drain_timer, td_now_us() + 20000);
+}
+
+static void on_term(void *arg)
+{
+    struct app *a = arg;
+    if (a->drain_until_us != 0) {
+        td_loop_stop(a->loop); /* asked twice: now */
+        return;
+    }
+    TD_LOG(INFO, "draining", "name=%s limit_s=%.0f", a->o.name, a->o.drain_s);
+    a->drain_until_us = td_now_us() + (int64_t)(a->o.drain_s * 1e6);
+    rt_shell_drain(a->shell);
+    td_timer_set(a->drain_timer, td_now_us());
+}
+
+static td_err write_ports(const struct app *a)
+{
+    if (a->o.port_file[0] == 0) {
+        return TD_OK;
+    }
+    char tmp[4096];
+    (void)snprintf(tmp, sizeof tmp, "%s.tmp", a->o.port_file);
+    FILE *f = fopen(tmp, "we");
+    bool ok = f != NULL && fprintf(f, "http %u\nadmin %u\n", rt_shell_port(a->shell),
+                                   rt_shell_admin_port(a->shell)) > 0;
+    ok = f != NULL && fclose(f) == 0 && ok;
+    if (!ok || rename(tmp, a->o.port_file) != 0) {
+        TD_LOG(ERROR, "cannot write the port file", "path=%s", a->o.port_file);
+        return TD_ERR_IO;
+    }
+    return TD_OK;
+}
+
+static td_err make_shell(struct app *a, const struct td_link_key *keys, uint32_t n_keys)
+{
+    const struct options *o = &a->o;
+    static const char *const default_name[] = {"default"};
+    bool named = o->served_names.count > 0;
+    struct rt_shell_params p = {
+        .loop = a->loop,
+        .name = o->name,
+        .model_path = o->model,
+        .chat_template = o->chat_template,
+        .served_names = named ? (const char *const *)o->served_names.items : default_name,
+        .n_served_names = named ? o->served_names.count : 1,
+        .max_model_len = (uint32_t)o->max_model_len,
+        .host = o->host,
+        .admin_host = o->admin_host,
+        .port = (uint16_t)o->port,
+        .admin_port = (uint16_t)o->admin_port,
+        .api_key_file = o->api_key_file,
+        .node_urls = (const char *const *)o->nodes.items,
+        .n_node_urls = o->nodes.count,
+        .keys = keys,
+        .n_keys = n_keys,
+        .time_scale = o->time_scale,
+        .max_requests = (uint32_t)o->max_requests,
+        .max_queue = (uint32_t)o->queue_size,
+        .max_queue_bytes = (uint64_t)o->queue_bytes,
+        .max_node_queue = (uint32_t)o->node_queue,
+        .budget_us = (int64_t)(o->budget_s * 1e6),
+        .pair_wait_us = (int64_t)(o->pair_wait_s * 1e6),
+        .ping_us = (int64_t)(o->ping_s * 1e6),
+        .max_body = (size_t)o->max_body,
+        .policy = o->policy == 0 ? RT_POLICY_PREDICT : RT_POLICY_ROUND_ROBIN,
+        .resume = o->resume,
+    };
+    return rt_shell_create(&p, &a->shell);
+}
+
+static td_err run(struct app *a)
+{
+    struct td_link_key keys[TD_LINK_MAX_KEYS];
+    uint32_t n_keys = 0;
+    if (a->o.model[0] == 0 || a->o.cluster_key_file[0] == 0 || a->o.nodes.count == 0) {
+        TD_LOG(ERROR, "missing option",
+               "need=\"--model, --cluster-key-file and at least one --node\"");
+        return TD_ERR_CONFIG;
+    }
+    TD_TRY(td_link_keys_load(a->o.cluster_key_file, keys, &n_keys));
+    TD_TRY(td_loop_create(&a->loop));
+    TD_TRY(make_shell(a, keys, n_keys));
+    TD_TRY(td_timer_create(a->loop, "drain", on_drain_tick, a, &a->drain_timer));
+    TD_TRY(td_signal_create(a->loop, SIGTERM, on_term, a, &a->term));
+    TD_TRY(td_signal_create(a->loop, SIGINT, on_term, a, &a->intr));
+    TD_TRY(write_ports(a));
+    td_loop_run(a->loop);
+    return TD_OK;
+}
+
+int main(int argc, char **argv)
+{
+    struct app a = {0};
+    enum td_config_outcome how = td_config_load(&program, argc, argv, &a.o);
+    if (how != TD_CONFIG_RUN) {
+        return how == TD_CONFIG_EXIT_OK ? 0 : 2;
+    }
+    td_log_set_level((enum td_log_level)a.o.log_level);
+    td_log_set_json(a.o.log_format == 1);
+    td_thread_enter(&td_loop, "rt-loop");
+    td_err err = run(&a);
+    td_signal_destroy(a.term);
+    td_signal_destroy(a.intr);
+    td_timer_destroy(a.drain_timer);
+    rt_shell_destroy(a.shell);
+    td_loop_destroy(a.loop);
+    td_config_fini(&program, &a.o);
+    return err == TD_OK ? 0 : 1;
+}

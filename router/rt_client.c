@@ -1,0 +1,597 @@
+/* Design: a client object stands between one HTTP exchange and the choices (core requests) that
+ * answer it. It is freed when its choices have all ended and its job is back; the exchange may be
+ * gone long before, or (after an early error) answered before the choices have ended. Nothing here
+ * calls the core directly: cancels go through rt__shell_cancel, which waits for the step in
+ * progress.
+ */
+#define TD_LOG_ROOM "router"
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <openssl/hmac.h>
+
+#include "common/base/assert.h"
+#include "common/base/clock.h"
+#include "common/base/log.h"
+#include "common/base/mem.h"
+#include "common/base/rng.h"
+#include "common/text/detok.h"
+#include "common/text/stop.h"
+#include "router/rt_reply.h"
+#include "router/rt_shell_int.h"
+
+#define CHOICE_TEXT_MAX (32u << 20)
+#define EVENT_MAX       (8u << 20)
+
+struct choice {
+    struct rt_client *client;
+    uint32_t index;
+    uint64_t counter; /* in the core; 0: not submitted */
+    bool submitted, ended, role_sent;
+    struct td_text_detok detok;
+    struct td_text_stop *stop; /* owned */
+    struct td_buf piece;       /* characters complete with this token */
+    struct td_buf text;        /* ready for the client; all of it when not streaming */
+    int32_t *ids;              /* owned; only with return_token_ids: [max_tokens] */
+    uint32_t n_ids, n_output, n_prompt;
+    enum td_finish finish;
+    int64_t first_us, last_us;
+};
+
+struct rt_client {
+    struct rt_shell *shell;     /* borrowed */
+    struct td_http_exchange *x; /* borrowed; NULL: gone or answered */
+    struct rt_client *prev, *next;
+    struct rt_key *key; /* borrowed; one admission is held */
+    struct rt_job *job; /* owned; NULL while it is the worker's */
+    bool chat, at_worker, streaming, starting, failed;
+    uint32_t hold; /* frames below us still use the object */
+    char request_id[TD_WIRE_MAX_NAME], id[TD_WIRE_MAX_NAME + 16], traceparent[64];
+    int64_t created_s, started_us, written_us;
+    struct choice *choices; /* owned */
+    uint32_t n_choices, n_live;
+    struct rt_reply_usage usage;
+    struct td_buf event;
+};
+
+/* ---- life ---- */
+
+static void client_free(struct rt_client *c)
+{
+    struct rt_shell *s = c->shell;
+    for (uint32_t i = 0; i < c->n_choices; i++) {
+        td_text_stop_destroy(c->choices[i].stop);
+        td_buf_fini(&c->choices[i].piece);
+        td_buf_fini(&c->choices[i].text);
+        free(c->choices[i].ids);
+    }
+    free(c->choices);
+    td_buf_fini(&c->event);
+    rt_job_destroy(c->job);
+    if (c->prev != NULL) {
+        c->prev->next = c->next;
+    } else {
+        s->clients = c->next;
+    }
+    if (c->next != NULL) {
+        c->next->prev = c->prev;
+    }
+    s->n_clients--;
+    free(c);
+}
+
+static void free_if_over(struct rt_client *c)
+{
+    if (c->x == NULL && !c->at_worker && c->hold == 0 && c->n_live == 0) {
+        rt_key_done(c->key, c->usage.prompt_tokens + c->usage.completion_tokens);
+        client_free(c);
+    }
+}
+
+static void cancel_live(struct rt_client *c, td_err reason)
+{
+    for (uint32_t i = 0; i < c->n_choices; i++) {
+        struct choice *ch = &c->choices[i];
+        if (ch->submitted && !ch->ended && ch->counter != 0) {
+            rt__shell_cancel(c->shell, ch->counter, reason);
+        }
+    }
+}
+
+static void on_gone(void *arg)
+{
+    struct rt_client *c = arg;
+    c->x = NULL;
+    TD_LOG(INFO, "client gone", "req=%s", c->request_id);
+    rt_metrics_answer(c->shell->metrics, 499, TD_ERR_CANCELLED);
+    c->starting =
+        true; /* cancel_live may end the last choice: keep the object until it has returned */
+    cancel_live(c, TD_ERR_CANCELLED);
+    c->starting = false;
+    free_if_over(c);
+}
+
+/* The exchange has its answer; the connection lives on without us. */
+static void answered(struct rt_client *c, int status, td_err err)
+{
+    if (c->x != NULL) {
+        td_http_exchange_on_gone(c->x, NULL, NULL);
+    }
+    c->x = NULL;
+    rt_metrics_answer(c->shell->metrics, status, err);
+}
+
+/* ---- errors ---- */
+
+static bool send_event(struct rt_client *c)
+{
+    td_err err = c->x != NULL ? td_http_stream_write(c->x, c->event.data, c->event.len) : TD_OK;
+    td_buf_clear(&c->event);
+    c->written_us = td_now_us();
+    return err == TD_OK;
+}
+
+static void fail(struct rt_client *c, td_err err, const char *text, const char *param)
+{
+    if (c->failed) {
+        return;
+    }
+    c->failed = true;
+    if (c->x != NULL && !c->streaming) {
+        struct td_http_exchange *x = c->x;
+        answered(c, td_err_http(err), err);
+        rt__http_refuse(c->shell, x, err, text, param, 1);
+    } else if (c->x != NULL) {
+        td_buf_clear(&c->event);
+        bool ok = rt_reply_error_event(&c->event, err, text) == TD_OK &&
+                  rt_reply_done(&c->event) == TD_OK && send_event(c);
+        struct td_http_exchange *x = c->x;
+        answered(c, 200, err);
+        if (x != NULL && ok) {
+            td_http_stream_end(x);
+        }
+    }
+    cancel_live(c, err);
+}
+
+/* ---- the answer ---- */
+
+static struct rt_reply_head head_of(const struct rt_client *c)
+{
+    const char *model = c->job->api.model != NULL ? c->job->api.model : c->shell->model->names[0];
+    return (struct rt_reply_head){
+        .chat = c->chat, .id = c->id, .model = model, .created_s = c->created_s};
+}
+
+static const struct rt_reply_usage *usage_in_chunk(const struct rt_client *c)
+{
+    return c->job->api.continuous_usage ? &c->usage : NULL;
+}
+
+static void start_stream(struct rt_client *c)
+{
+    struct td_http_header headers[] = {{"Cache-Control", "no-cache"},
+                                       {"X-Accel-Buffering", "no"},
+                                       {"x-request-id", c->request_id}};
+    if (!c->streaming && c->x != NULL) {
+        c->streaming = true;
+        td_http_stream_start(c->x, 200, headers, TD_COUNT(headers),
+                             "text/event-stream; charset=utf-8");
+    }
+}
+
+static const char *stop_reason(const struct choice *ch)
+{
+    int i = td_text_stop_matched(ch->stop);
+    return i >= 0 ? ch->client->job->api.stops[i] : NULL;
+}
+
+/* Sends what is ready of this choice as one event, with the finish reason when it has one. */
+static void stream_choice(struct rt_client *c, struct choice *ch, const int32_t *ids,
+                          uint32_t n_ids)
+{
+    struct rt_reply_head h = head_of(c);
+    td_err err = TD_OK;
+    if (c->x == NULL || c->failed) {
+        return;
+    }
+    start_stream(c);
+    if (!ch->role_sent && c->chat) {
+        err = rt_reply_role(&c->event, &h, ch->index, usage_in_chunk(c));
+    }
+    ch->role_sent = true;
+    bool ids_wanted = c->job->api.return_token_ids && n_ids > 0;
+    if (err == TD_OK && (ch->text.len > 0 || ch->finish != TD_FINISH_NONE || ids_wanted)) {
+        struct rt_reply_choice r = {.index = ch->index,
+                                    .text = (const char *)ch->text.data,
+                                    .len = ch->text.len,
+                                    .finish = ch->finish,
+                                    .stop_reason = stop_reason(ch),
+                                    .token_ids = ids,
+                                    .n_token_ids = n_ids,
+                                    .with_token_ids = c->job->api.return_token_ids};
+        err = rt_reply_chunk(&c->event, &h, &r, usage_in_chunk(c));
+    }
+    td_buf_clear(&ch->text);
+    if (err != TD_OK) {
+        fail(c, err, "out of memory", NULL);
+    } else if (c->event.len > 0) {
+        (void)send_event(c); /* a slow reader is cut by the server, which calls on_gone */
+    }
+}
+
+static void finish_stream(struct rt_client *c)
+{
+    struct rt_reply_head h = head_of(c);
+    if (c->x == NULL) {
+        return;
+    }
+    bool ok = !c->job->api.include_usage || rt_reply_usage_chunk(&c->event, &h, &c->usage) == TD_OK;
+    ok = ok && rt_reply_done(&c->event) == TD_OK && send_event(c);
+    struct td_http_exchange *x = c->x;
+    answered(c, 200, TD_OK);
+    if (x != NULL && ok) {
+        td_http_stream_end(x);
+    }
+}
+
+static void finish_whole(struct rt_client *c)
+{
+    struct rt_reply_head h = head_of(c);
+    struct rt_reply_choice *r = td_zalloc(c->n_choices, sizeof *r);
+    struct td_buf body;
+    td_buf_init(&body, CHOICE_TEXT_MAX * 2);
+    td_err err = r != NULL ? TD_OK : TD_ERR_NO_MEMORY;
+    for (uint32_t i = 0; err == TD_OK && i < c->n_choices; i++) {
+        struct choice *ch = &c->choices[i];
+        r[i] = (struct rt_reply_choice){.index = ch->index,
+                                        .text = (const char *)ch->text.data,
+                                        .len = ch->text.len,
+                                        .finish = ch->finish,
+                                        .stop_reason = stop_reason(ch),
+                                        .token_ids = ch->ids,
+                                        .n_token_ids = ch->n_ids,
+                                        .with_token_ids = ch->ids != NULL};
+    }
+    err = err == TD_OK ? rt_reply_whole(&body, &h, r, c->n_choices, &c->usage) : err;
+    free(r);
+    if (err != TD_OK) {
+        fail(c, err, "the answer does not fit into memory", NULL);
+    } else {
+        struct td_http_header id = {"x-request-id", c->request_id};
+        struct td_http_exchange *x = c->x;
+        answered(c, 200, TD_OK);
+        td_http_respond(x, 200, &id, 1, "application/json", body.data, body.len);
+    }
+    td_buf_fini(&body);
+}
+
+static void finish_answer(struct rt_client *c)
+{
+    if (c->x == NULL || c->failed) {
+        return;
+    }
+    if (c->job->api.stream) {
+        finish_stream(c);
+    } else {
+        finish_whole(c);
+    }
+}
+
+/* ---- what the core says ---- */
+
+static td_err take_text(struct choice *ch, const struct rt_action *a)
+{
+    if (ch->ids != NULL) {
+        ch->ids[ch->n_ids++] = a->token;
+    }
+    /* The token that ended the answer (an end token or a stop id) is not part of its text. */
+    if (a->finish != TD_FINISH_STOP) {
+        td_buf_clear(&ch->piece);
+        TD_TRY(td_text_detok_push(&ch->detok, a->token, &ch->piece));
+        TD_TRY(td_text_stop_push(ch->stop, ch->piece.data, ch->piece.len, &ch->text));
+    }
+    if (a->finish != TD_FINISH_NONE && td_text_stop_matched(ch->stop) < 0) {
+        td_buf_clear(&ch->piece);
+        TD_TRY(td_text_detok_flush(&ch->detok, &ch->piece));
+        TD_TRY(td_text_stop_push(ch->stop, ch->piece.data, ch->piece.len, &ch->text));
+        TD_TRY(td_text_stop_flush(ch->stop, &ch->text));
+    }
+    return TD_OK;
+}
+
+static void note_time(struct rt_client *c, struct choice *ch)
+{
+    ch->last_us = td_now_us();
+    if (ch->n_output == 0) {
+        ch->first_us = ch->last_us;
+        rt_metrics_streaming_ttft(c->shell->metrics, c->job->api.stream,
+                                  (double)(ch->first_us - c->started_us) * 1e-6);
+    }
+    ch->n_output++;
+    c->usage.completion_tokens++;
+}
+
+void rt__client_token(const struct rt_action *a)
+{
+    struct choice *ch = a->user;
+    if (ch == NULL || ch->ended || ch->finish != TD_FINISH_NONE) {
+        return;
+    }
+    struct rt_client *c = ch->client;
+    note_time(c, ch);
+    if (c->failed || c->x == NULL) {
+        return;
+    }
+    td_err err = take_text(ch, a);
+    if (err != TD_OK) {
+        fail(c, err, "the answer does not fit into memory", NULL);
+        return;
+    }
+    ch->finish = a->finish;
+    if (td_text_stop_matched(ch->stop) >= 0) {
+        ch->finish = TD_FINISH_STOP;
+        if (a->finish == TD_FINISH_NONE) {
+            rt__shell_cancel(c->shell, a->counter, TD_OK);
+        }
+    }
+    if (c->job->api.stream) {
+        stream_choice(c, ch, &a->token, 1);
+    }
+}
+
+static void remember(struct rt_client *c, const struct choice *ch, const struct rt_action *a)
+{
+    struct rt_history_record r = {.counter = a->counter,
+                                  .err = a->err,
+                                  .finish = a->err == TD_OK ? ch->finish : a->finish,
+                                  .attempts = a->attempts,
+                                  .n_prompt = ch->n_prompt,
+                                  .n_output = a->n_output,
+                                  .wall_us = td_wall_us(),
+                                  .queue_us = a->queue_us,
+                                  .total_us = td_now_us() - c->started_us,
+                                  .stages = a->stages};
+    (void)snprintf(r.request_id, sizeof r.request_id, "%s", c->request_id);
+    (void)snprintf(r.prefill, sizeof r.prefill, "%s", a->p_name);
+    (void)snprintf(r.decode, sizeof r.decode, "%s", a->d_name);
+    if (ch->n_output > 0) {
+        r.ttft_us = ch->first_us - c->started_us;
+        r.tpot_us = ch->n_output > 1 ? (ch->last_us - ch->first_us) / (ch->n_output - 1) : 0;
+    }
+    rt_history_add(c->shell->history, &r);
+    TD_LOG(INFO, "rt_sse end",
+           "req=%s code=%s finish=%s tokens=%u ttft_us=%" PRId64 " total_us=%" PRId64
+           " transport=%s",
+           c->request_id, td_err_code(a->err), rt_finish_name(r.finish), a->n_output, r.ttft_us,
+           r.total_us, a->stages.transport != NULL ? a->stages.transport : "");
+}
+
+void rt__client_end(const struct rt_action *a)
+{
+    struct choice *ch = a->user;
+    if (ch == NULL || ch->ended) {
+        return;
+    }
+    struct rt_client *c = ch->client;
+    ch->ended = true;
+    c->n_live--;
+    c->hold++;
+    c->usage.cached_tokens += a->stages.cached_tokens;
+    remember(c, ch, a);
+    if (a->err != TD_OK) {
+        ch->finish = a->finish;
+        fail(c, a->err, a->text, NULL);
+    } else if (ch->finish ==
+               TD_FINISH_NONE) { /* the core counted the end where no token carried it */
+        ch->finish = a->finish;
+        if (c->job->api.stream) {
+            stream_choice(c, ch, NULL, 0);
+        }
+    }
+    if (c->n_live == 0 && !c->starting) {
+        finish_answer(c);
+    }
+    c->hold--;
+    free_if_over(c);
+}
+
+/* ---- the start ---- */
+
+static void make_salt(const struct rt_client *c, uint8_t out[32])
+{
+    char text[64 + 1 + 256];
+    const char *salt = c->job->api.cache_salt != NULL ? c->job->api.cache_salt : "";
+    int n = snprintf(text, sizeof text, "%s\n%.256s", c->key->tenant, salt);
+    unsigned len = 32;
+    memset(out, 0, 32);
+    (void)HMAC(EVP_sha256(), c->shell->salt_secret, sizeof c->shell->salt_secret,
+               (const uint8_t *)text, (size_t)n, out, &len);
+}
+
+static td_err prepare_choice(struct rt_client *c, uint32_t i)
+{
+    const struct rt_api_request *api = &c->job->api;
+    struct choice *ch = &c->choices[i];
+    struct td_text_str stops[RT_API_MAX_STOPS];
+    uint32_t prompt = i / api->n_choices;
+    ch->client = c;
+    ch->index = i;
+    ch->n_prompt = c->job->n_ids[prompt];
+    td_text_detok_init(&ch->detok, c->shell->model->vocab, api->skip_special);
+    td_buf_init(&ch->piece, EVENT_MAX);
+    td_buf_init(&ch->text, CHOICE_TEXT_MAX);
+    for (uint32_t k = 0; k < api->n_stops; k++) {
+        stops[k] = (struct td_text_str){.ptr = api->stops[k], .len = strlen(api->stops[k])};
+    }
+    TD_TRY(td_text_stop_create(stops, api->n_stops, api->include_stop, &ch->stop));
+    if (api->return_token_ids) {
+        ch->ids = td_zalloc(c->job->sampling[prompt].max_tokens, sizeof *ch->ids);
+        return ch->ids != NULL ? TD_OK : TD_ERR_NO_MEMORY;
+    }
+    return TD_OK;
+}
+
+static void submit_choice(struct rt_client *c, uint32_t i)
+{
+    const struct rt_api_request *api = &c->job->api;
+    struct choice *ch = &c->choices[i];
+    uint32_t prompt = i / api->n_choices;
+    int32_t priority =
+        api->priority > c->key->priority_ceiling ? api->priority : c->key->priority_ceiling;
+    struct rt_submit sub = {.prompt = c->job->ids[prompt],
+                            .n_prompt = c->job->n_ids[prompt],
+                            .sampling = c->job->sampling[prompt],
+                            .priority = rt_keys_open(c->shell->keys) ? api->priority : priority,
+                            .budget_us = c->shell->p.budget_us,
+                            .tenant = c->key->tenant,
+                            .traceparent = c->traceparent,
+                            .request_id = c->request_id,
+                            .user = ch};
+    sub.sampling.choice = i % api->n_choices;
+    make_salt(c, sub.cache_salt);
+    td_rng_fill(sub.nonce, sizeof sub.nonce);
+    ch->submitted = true;
+    c->n_live++;
+    c->usage.prompt_tokens += i % api->n_choices == 0 ? ch->n_prompt : 0;
+    struct rt_event ev = {.type = RT_EV_SUBMIT, .submit = &sub};
+    rt__shell_event(c->shell, &ev, &ch->counter);
+}
+
+static void start_choices(struct rt_client *c)
+{
+    uint32_t n = c->job->n_prompts * c->job->api.n_choices;
+    c->choices = td_zalloc(n, sizeof *c->choices);
+    if (c->choices == NULL) {
+        fail(c, TD_ERR_NO_MEMORY, "out of memory", NULL);
+        return;
+    }
+    c->n_choices = n;
+    for (uint32_t i = 0; i < n; i++) {
+        td_err err = prepare_choice(c, i);
+        if (err != TD_OK) {
+            fail(c, err, "the stop strings are not usable", "stop");
+            return;
+        }
+    }
+    for (uint32_t i = 0; i < n && !c->failed && c->x != NULL; i++) {
+        submit_choice(c, i);
+    }
+    if (c->n_live == 0) {
+        finish_answer(c);
+    }
+}
+
+static bool clean_id(const char *id)
+{
+    size_t n = id != NULL ? strlen(id) : 0;
+    return n > 0 && n < 100 &&
+           strspn(id, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:/") == n;
+}
+
+static void set_id(struct rt_client *c, const char *id)
+{
+    (void)snprintf(c->request_id, sizeof c->request_id, "%s", id);
+    (void)snprintf(c->id, sizeof c->id, "%s-%s", c->chat ? "chatcmpl" : "cmpl", id);
+}
+
+void rt__client_job_done(void *arg, struct rt_job *job)
+{
+    (void)arg;
+    struct rt_client *c = job->user;
+    c->job = job;
+    c->at_worker = false;
+    c->hold++;
+    c->starting = true;
+    if (c->x != NULL && job->error.err != TD_OK) {
+        fail(c, job->error.err, job->error.text, job->error.param);
+    } else if (c->x != NULL) {
+        if (clean_id(job->api.request_id)) {
+            set_id(c, job->api.request_id);
+        }
+        start_choices(c);
+    }
+    c->starting = false;
+    c->hold--;
+    free_if_over(c);
+}
+
+static void name_request(struct rt_client *c, const struct td_http_request *r)
+{
+    const char *given = td_http_header_get(r, "x-request-id");
+    const char *trace = td_http_header_get(r, "traceparent");
+    char own[64];
+    (void)snprintf(own, sizeof own, "%016" PRIx64 "-%" PRIu64, c->shell->epoch,
+                   c->shell->next_id++);
+    set_id(c, clean_id(given) ? given : own);
+    if (trace != NULL && strlen(trace) == 55 && strspn(trace, "0123456789abcdef-") == 55) {
+        (void)snprintf(c->traceparent, sizeof c->traceparent, "%s", trace);
+    }
+}
+
+void rt__client_start(struct rt_shell *s, struct td_http_exchange *x, bool chat, struct rt_key *key)
+{
+    const struct td_http_request *r = td_http_exchange_request(x);
+    struct rt_client *c = td_zalloc(1, sizeof *c);
+    struct rt_job *job =
+        c != NULL ? rt_job_create(chat, r->body, r->body_len, td_wall_us() / 1000000, c) : NULL;
+    if (job == NULL) {
+        free(c);
+        rt_key_done(key, 0);
+        rt__http_refuse(s, x, TD_ERR_NO_MEMORY, "out of memory", NULL, 1);
+        return;
+    }
+    c->shell = s;
+    c->x = x;
+    c->key = key;
+    c->chat = chat;
+    c->created_s = td_wall_us() / 1000000;
+    c->started_us = c->written_us = td_now_us();
+    td_buf_init(&c->event, EVENT_MAX);
+    name_request(c, r);
+    c->next = s->clients;
+    if (s->clients != NULL) {
+        s->clients->prev = c;
+    }
+    s->clients = c;
+    s->n_clients++;
+    TD_LOG(INFO, "rt_http", "req=%s peer=%s path=%s bytes=%zu key=%s", c->request_id,
+           td_http_exchange_peer(x), r->path, r->body_len, key->id);
+    td_http_exchange_on_gone(x, on_gone, c);
+    c->at_worker = true;
+    td_err err = rt_worker_submit(s->worker, job);
+    if (err != TD_OK) {
+        c->at_worker = false;
+        c->job = job;
+        fail(c, err, "too many requests are being parsed", NULL);
+        free_if_over(c);
+    }
+}
+
+void rt__clients_sweep(struct rt_shell *s, int64_t now_us)
+{
+    struct rt_client *next = NULL;
+    for (struct rt_client *c = s->clients; c != NULL; c = next) {
+        next = c->next;
+        bool wants =
+            c->x != NULL && !c->at_worker && !c->failed && c->job != NULL && c->job->api.stream;
+        if (wants && s->p.ping_us > 0 && now_us - c->written_us >= s->p.ping_us) {
+            c->hold++;
+            start_stream(c);
+            if (td_buf_puts(&c->event, ": ping\n\n") == TD_OK) {
+                (void)send_event(c);
+            }
+            c->hold--;
+            free_if_over(c);
+        }
+    }
+}
+
+void rt__clients_destroy(struct rt_shell *s)
+{
+    while (s->clients != NULL) {
+        client_free(s->clients);
+    }
+}

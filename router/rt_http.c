@@ -1,0 +1,375 @@
+/* Design: one table of routes for both ports. Authentication comes before routing on the public
+ * port: everything needs a key but what the table calls open.
+ */
+#define TD_LOG_ROOM "router"
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "common/base/clock.h"
+#include "common/base/log.h"
+#include "common/base/mem.h"
+#include "router/rt_reply.h"
+#include "router/rt_shell_int.h"
+
+#define BODY_MAX (8u << 20)
+
+struct call {
+    struct rt_shell *s;
+    struct td_http_exchange *x;
+    const struct td_http_request *r;
+    struct rt_key *key;
+};
+
+void rt__http_error_body(td_err err, const char *text, struct td_buf *out)
+{
+    TD_IGNORE(rt_reply_error(out, err, text, NULL)); /* a cut body still has its status */
+}
+
+void rt__http_refuse(struct rt_shell *s, struct td_http_exchange *x, td_err err, const char *text,
+                     const char *param, double retry_s)
+{
+    (void)s;
+    struct td_buf body;
+    struct td_http_header extra[5];
+    uint32_t n = 0;
+    char retry[24];
+    int status = td_err_http(err);
+    td_buf_init(&body, BODY_MAX);
+    TD_IGNORE(rt_reply_error(&body, err, text, param)); /* a cut body still has its status */
+    if (status == 401) {
+        extra[n++] = (struct td_http_header){"WWW-Authenticate", "Bearer"};
+    }
+    if (status == 405) {
+        extra[n++] = (struct td_http_header){"Allow", "GET, HEAD, POST"};
+    }
+    if (status == 429 || status == 503) {
+        (void)snprintf(retry, sizeof retry, "%d", (int)ceil(retry_s < 1 ? 1 : retry_s));
+        extra[n++] = (struct td_http_header){"Retry-After", retry};
+        extra[n++] = (struct td_http_header){"x-tandem-dropped-reason", td_err_code(err)};
+    }
+    if (!td_err_retryable(err)) {
+        extra[n++] = (struct td_http_header){"x-should-retry", "false"};
+    }
+    td_http_respond(x, status, extra, n, "application/json", body.data, body.len);
+    td_buf_fini(&body);
+}
+
+static void answer_json(struct call *c, const struct td_buf *body, td_err err)
+{
+    if (err != TD_OK) {
+        rt__http_refuse(c->s, c->x, err, "the answer does not fit into memory", NULL, 1);
+        return;
+    }
+    td_http_respond(c->x, 200, NULL, 0, "application/json", body->data, body->len);
+}
+
+/* ---- the API ---- */
+
+static void generate(struct call *c, bool chat)
+{
+    const char *type = td_http_header_get(c->r, "content-type");
+    double retry_s = 1;
+    if (type == NULL || strncasecmp(type, "application/json", 16) != 0) {
+        rt__http_refuse(c->s, c->x, TD_ERR_MEDIA_TYPE, "Content-Type must be application/json",
+                        NULL, 1);
+        rt_metrics_answer(c->s->metrics, 415, TD_ERR_MEDIA_TYPE);
+        return;
+    }
+    if (c->s->draining) {
+        rt__http_refuse(c->s, c->x, TD_ERR_DRAINING, "this router is draining", NULL, 5);
+        rt_metrics_answer(c->s->metrics, 503, TD_ERR_DRAINING);
+        return;
+    }
+    td_err err = rt_key_admit(c->key, td_now_us(), &retry_s);
+    if (err != TD_OK) {
+        TD_LOG(INFO, "rt_admit refused", "key=%s err=%s", c->key->id, td_err_code(err));
+        rt__http_refuse(c->s, c->x, err, "this key has reached a rate limit", NULL, retry_s);
+        rt_metrics_answer(c->s->metrics, td_err_http(err), err);
+        return;
+    }
+    rt__client_start(c->s, c->x, chat, c->key);
+}
+
+static void h_chat(struct call *c)
+{
+    generate(c, true);
+}
+
+static void h_completions(struct call *c)
+{
+    generate(c, false);
+}
+
+static td_err model_object(const struct rt_shell *s, const char *name, struct td_buf *b)
+{
+    TD_TRY(td_buf_puts(b, "{\"id\":"));
+    TD_TRY(td_buf_json_string(b, name, strlen(name)));
+    TD_TRY(td_buf_printf(
+        b, ",\"object\":\"model\",\"created\":%" PRId64 ",\"owned_by\":\"tandem\",\"root\":",
+        (td_wall_us() - (td_now_us() - s->started_us)) / 1000000));
+    TD_TRY(td_buf_json_string(b, name, strlen(name)));
+    return td_buf_printf(b, ",\"parent\":null,\"max_model_len\":%u,\"permission\":[]}",
+                         s->model->max_model_len);
+}
+
+static void h_models(struct call *c)
+{
+    struct td_buf b;
+    td_buf_init(&b, BODY_MAX);
+    td_err err = td_buf_puts(&b, "{\"object\":\"list\",\"data\":[");
+    for (uint32_t i = 0; err == TD_OK && i < c->s->model->n_names; i++) {
+        err = i > 0 ? td_buf_puts(&b, ",") : TD_OK;
+        err = err == TD_OK ? model_object(c->s, c->s->model->names[i], &b) : err;
+    }
+    err = err == TD_OK ? td_buf_puts(&b, "]}") : err;
+    answer_json(c, &b, err);
+    td_buf_fini(&b);
+}
+
+static void h_model(struct call *c)
+{
+    const char *name = c->r->path + strlen("/v1/models/");
+    struct td_buf b;
+    if (!rt_model_serves(c->s->model, name)) {
+        rt__http_refuse(c->s, c->x, TD_ERR_MODEL_NOT_FOUND, "unknown model", "model", 1);
+        return;
+    }
+    td_buf_init(&b, BODY_MAX);
+    answer_json(c, &b, model_object(c->s, name, &b));
+    td_buf_fini(&b);
+}
+
+/* ---- probes ---- */
+
+static void status_only(struct call *c, bool ok, td_err err)
+{
+    if (ok) {
+        td_http_respond(c->x, 200, NULL, 0, "application/json", "{\"status\":\"ok\"}", 15);
+    } else {
+        rt__http_refuse(c->s, c->x, err, td_err_text(err), NULL, 1);
+    }
+}
+
+static void h_health(struct call *c)
+{
+    td_err err = c->s->draining ? TD_ERR_DRAINING : TD_ERR_NO_NODE;
+    status_only(c, !c->s->draining && rt_shell_ready(c->s), err);
+}
+
+static void h_alive(struct call *c)
+{
+    status_only(c, true, TD_OK); /* this line runs: the loop lives */
+}
+
+static void h_version(struct call *c)
+{
+    static const char body[] = "{\"version\":\"" TD_VERSION "\"}";
+    td_http_respond(c->x, 200, NULL, 0, "application/json", body, sizeof body - 1);
+}
+
+static void h_metrics(struct call *c)
+{
+    struct td_buf b;
+    td_buf_init(&b, BODY_MAX);
+    td_err err = rt_metrics_write(c->s->metrics, &b);
+    if (err != TD_OK) {
+        rt__http_refuse(c->s, c->x, err, "metrics do not fit into memory", NULL, 1);
+    } else {
+        td_http_respond(c->x, 200, NULL, 0, "text/plain; version=0.0.4; charset=utf-8", b.data,
+                        b.len);
+    }
+    td_buf_fini(&b);
+}
+
+/* ---- admin ---- */
+
+static td_err node_json(const struct rt_node *n, struct td_buf *b)
+{
+    static const char *const roles[] = {"", "prefill", "decode", "both"};
+    TD_TRY(td_buf_puts(b, "{\"name\":"));
+    TD_TRY(td_buf_json_string(b, n->name, strlen(n->name)));
+    TD_TRY(td_buf_printf(
+        b,
+        ",\"role\":\"%s\",\"epoch\":\"%016" PRIx64 "\",\"ready\":%s,\"draining\":%s,\"running\":%u,"
+        "\"queued\":%u,\"queued_prompt_tokens\":%" PRIu64 ",\"inflight\":%u,\"dispatched\":%" PRIu64
+        ",\"n_blocks\":%u,\"blocks\":{",
+        roles[n->role & 3], n->epoch, n->have_state && n->state.ready ? "true" : "false",
+        n->state.draining ? "true" : "false", n->state.running_requests, n->state.queued_requests,
+        n->state.queued_prompt_tok, n->inflight, n->dispatched, n->n_blocks));
+    static const char *const states[TD_BLK_STATES] = {"free",    "cached", "reserved",   "filling",
+                                                      "running", "parked", "quarantined"};
+    for (int i = 0; i < TD_BLK_STATES; i++) {
+        TD_TRY(td_buf_printf(b, "%s\"%s\":%u", i > 0 ? "," : "", states[i], n->state.blocks[i]));
+    }
+    return td_buf_printf(b, "},\"prefill_us_per_ktok\":%u,\"decode_step_us\":%u}",
+                         n->state.prefill_us_per_ktok, n->state.decode_step_us);
+}
+
+static void h_nodes(struct call *c)
+{
+    const struct rt_nodes *ns = rt_core_nodes(c->s->core);
+    struct td_buf b;
+    bool first = true;
+    td_buf_init(&b, BODY_MAX);
+    td_err err = td_buf_puts(&b, "{\"nodes\":[");
+    for (uint32_t i = 0; err == TD_OK && i < RT_MAX_NODES; i++) {
+        if (ns->list[i].epoch != 0) {
+            err = first ? TD_OK : td_buf_puts(&b, ",");
+            err = err == TD_OK ? node_json(&ns->list[i], &b) : err;
+            first = false;
+        }
+    }
+    err = err == TD_OK ? td_buf_puts(&b, "]}") : err;
+    answer_json(c, &b, err);
+    td_buf_fini(&b);
+}
+
+static td_err live_requests(struct call *c, struct td_buf *b)
+{
+    static struct rt_request_view views[512]; /* loop thread only */
+    static const char *const phases[] = {"free", "queued", "prefill", "decode", "closing"};
+    uint32_t n = rt_core_requests(c->s->core, views, TD_COUNT(views));
+    for (uint32_t i = 0; i < n; i++) {
+        TD_TRY(td_buf_puts(b, i > 0 ? ",{\"request_id\":" : "{\"request_id\":"));
+        TD_TRY(td_buf_json_string(b, views[i].request_id, strlen(views[i].request_id)));
+        TD_TRY(td_buf_printf(b,
+                             ",\"phase\":\"%s\",\"attempt\":%u,\"prompt_tokens\":%u,\"output_"
+                             "tokens\":%u,\"age_us\":%" PRId64 ",\"deadline_in_us\":%" PRId64 "}",
+                             phases[views[i].phase], views[i].id.attempt, views[i].n_prompt,
+                             views[i].n_output, td_now_us() - views[i].since_us,
+                             views[i].deadline_us - td_now_us()));
+    }
+    return TD_OK;
+}
+
+static td_err finished_requests(struct call *c, struct td_buf *b)
+{
+    for (uint32_t i = 0; i < 100; i++) {
+        const struct rt_history_record *r = rt_history_get(c->s->history, i);
+        if (r == NULL) {
+            break;
+        }
+        TD_TRY(i > 0 ? td_buf_puts(b, ",") : TD_OK);
+        TD_TRY(rt_history_json(r, b));
+    }
+    return TD_OK;
+}
+
+static void h_requests(struct call *c)
+{
+    struct td_buf b;
+    td_buf_init(&b, BODY_MAX);
+    td_err err = td_buf_puts(&b, "{\"live\":[");
+    err = err == TD_OK ? live_requests(c, &b) : err;
+    err = err == TD_OK ? td_buf_puts(&b, "],\"finished\":[") : err;
+    err = err == TD_OK ? finished_requests(c, &b) : err;
+    err = err == TD_OK ? td_buf_puts(&b, "]}") : err;
+    answer_json(c, &b, err);
+    td_buf_fini(&b);
+}
+
+static void h_request(struct call *c)
+{
+    const struct rt_history_record *r =
+        rt_history_find(c->s->history, c->r->path + strlen("/debug/request/"));
+    struct td_buf b;
+    if (r == NULL) {
+        rt__http_refuse(c->s, c->x, TD_ERR_NOT_FOUND,
+                        "no finished request of this id is remembered", NULL, 1);
+        return;
+    }
+    td_buf_init(&b, BODY_MAX);
+    answer_json(c, &b, rt_history_json(r, &b));
+    td_buf_fini(&b);
+}
+
+/* ---- routes ---- */
+
+#define PUBLIC 1u
+#define ADMIN  2u
+#define BOTH   3u
+
+static const struct route {
+    const char *method, *path; /* a path that ends in '/' is a prefix */
+    unsigned ports;
+    bool open; /* no key needed */
+    void (*handle)(struct call *c);
+} routes[] = {
+    {"POST", "/v1/chat/completions", PUBLIC, false, h_chat},
+    {"POST", "/v1/completions", PUBLIC, false, h_completions},
+    {"GET", "/v1/models", PUBLIC, false, h_models},
+    {"GET", "/v1/models/", PUBLIC, false, h_model},
+    {"GET", "/health", BOTH, true, h_health},
+    {"GET", "/v1/health", BOTH, true, h_health},
+    {"GET", "/readyz", BOTH, true, h_health},
+    {"GET", "/readiness", BOTH, true, h_health},
+    {"GET", "/livez", BOTH, true, h_alive},
+    {"GET", "/liveness", BOTH, true, h_alive},
+    {"GET", "/startupz", BOTH, true, h_alive},
+    {"GET", "/version", BOTH, true, h_version},
+    {"GET", "/metrics", BOTH, true, h_metrics},
+    {"GET", "/nodes", ADMIN, true, h_nodes},
+    {"GET", "/requests", ADMIN, true, h_requests},
+    {"GET", "/debug/request/", ADMIN, true, h_request},
+};
+
+static bool path_matches(const char *pattern, const char *path)
+{
+    size_t n = strlen(pattern);
+    if (n > 1 && pattern[n - 1] == '/') {
+        return strncmp(path, pattern, n) == 0 && path[n] != 0;
+    }
+    return strcmp(path, pattern) == 0;
+}
+
+static bool method_matches(const char *have, const char *want)
+{
+    return strcmp(have, want) == 0 || (strcmp(have, "HEAD") == 0 && strcmp(want, "GET") == 0);
+}
+
+static const struct route *find_route(const struct td_http_request *r, unsigned port,
+                                      bool *out_path_known)
+{
+    *out_path_known = false;
+    for (size_t i = 0; i < TD_COUNT(routes); i++) {
+        if ((routes[i].ports & port) != 0 && path_matches(routes[i].path, r->path)) {
+            *out_path_known = true;
+            if (method_matches(r->method, routes[i].method)) {
+                return &routes[i];
+            }
+        }
+    }
+    return NULL;
+}
+
+static void serve(struct rt_shell *s, struct td_http_exchange *x, unsigned port)
+{
+    struct call c = {.s = s, .x = x, .r = td_http_exchange_request(x)};
+    bool known = false;
+    const struct route *route = find_route(c.r, port, &known);
+    td_err err = TD_OK;
+    if (port == PUBLIC && (route == NULL || !route->open)) {
+        err = rt_keys_check(s->keys, td_http_header_get(c.r, "authorization"), &c.key);
+    }
+    if (err == TD_OK && route == NULL) {
+        err = known ? TD_ERR_METHOD : TD_ERR_NOT_FOUND;
+    }
+    if (err != TD_OK) {
+        rt__http_refuse(s, x, err, NULL, NULL, 1);
+        rt_metrics_answer(s->metrics, td_err_http(err), err);
+        return;
+    }
+    route->handle(&c);
+}
+
+void rt__http_public(void *arg, struct td_http_exchange *x)
+{
+    serve(arg, x, PUBLIC);
+}
+
+void rt__http_admin(void *arg, struct td_http_exchange *x)
+{
+    serve(arg, x, ADMIN);
+}

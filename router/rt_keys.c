@@ -1,0 +1,253 @@
+#define TD_LOG_ROOM "router"
+#include "router/rt_keys.h"
+
+#include <ctype.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <openssl/crypto.h>
+#include <openssl/sha.h>
+
+#include "common/base/log.h"
+#include "common/base/mem.h"
+
+#define MAX_FILE (4u << 20)
+
+struct rt_keys {
+    bool open; /* no file: keys[0] is everyone */
+    uint32_t n;
+    struct rt_key keys[];
+};
+
+static bool parse_hex(const char *hex, uint8_t out[32])
+{
+    if (strlen(hex) != 64) {
+        return false;
+    }
+    for (size_t i = 0; i < 32; i++) {
+        unsigned byte = 0;
+        if (!isxdigit((unsigned char)hex[2 * i]) || !isxdigit((unsigned char)hex[2 * i + 1]) ||
+            sscanf(hex + 2 * i, "%2x", &byte) !=
+                1) { // NOLINT(cert-err34-c): both digits are checked
+            return false;
+        }
+        out[i] = (uint8_t)byte;
+    }
+    return true;
+}
+
+static bool parse_number(const char *text, double min, double max, double *out)
+{
+    char *end = NULL;
+    double v = strtod(text, &end);
+    *out = v;
+    return end != text && *end == 0 && v >= min && v <= max;
+}
+
+static const char *parse_fields(char *fields[7], struct rt_key *k)
+{
+    double prio = 0, concurrent = 0;
+    if (strlen(fields[0]) >= sizeof k->id || strlen(fields[2]) >= sizeof k->tenant) {
+        return "key id or tenant longer than 63 bytes";
+    }
+    if (!parse_hex(fields[1], k->sha256)) {
+        return "the second field must be the key's SHA-256 in hex";
+    }
+    if (!parse_number(fields[3], -1000, 1000, &prio)) {
+        return "priority ceiling must be -1000 to 1000";
+    }
+    if (!parse_number(fields[4], 0, 1e6, &k->requests_per_s) ||
+        !parse_number(fields[5], 0, 1e6, &concurrent) ||
+        !parse_number(fields[6], 0, 1e12, &k->tokens_per_min)) {
+        return "limits must be numbers, 0 for none";
+    }
+    (void)snprintf(k->id, sizeof k->id, "%s", fields[0]);
+    (void)snprintf(k->tenant, sizeof k->tenant, "%s", fields[2]);
+    k->priority_ceiling = (int32_t)prio;
+    k->max_concurrent = (uint32_t)concurrent;
+    k->request_tokens = k->requests_per_s;
+    k->token_tokens = k->tokens_per_min;
+    return NULL;
+}
+
+/* One line; NULL when it is fine (or empty, then *out_used is false). */
+static const char *parse_line(char *line, struct rt_key *k, bool *out_used)
+{
+    char *fields[7], *save = NULL;
+    uint32_t n = 0;
+    *out_used = false;
+    for (char *f = strtok_r(line, " \t\r", &save); f != NULL && f[0] != '#';
+         f = strtok_r(NULL, " \t\r", &save)) {
+        if (n == 7) {
+            return "too many fields";
+        }
+        fields[n++] = f;
+    }
+    if (n == 0) {
+        return NULL;
+    }
+    if (n != 7) {
+        return "needs: key-id sha256 tenant priority-ceiling requests/s concurrent tokens/min";
+    }
+    *out_used = true;
+    return parse_fields(fields, k);
+}
+
+static td_err parse_all(char *text, struct rt_keys *keys)
+{
+    char *save = NULL;
+    unsigned number = 0;
+    for (char *line = text; line != NULL; line = save) {
+        save = strchr(line, '\n');
+        if (save != NULL) {
+            *save++ = 0;
+        }
+        number++;
+        if (keys->n == RT_KEYS_MAX) {
+            TD_LOG(ERROR, "too many API keys", "max=%d", RT_KEYS_MAX);
+            return TD_ERR_CONFIG;
+        }
+        bool used = false;
+        const char *why = parse_line(line, &keys->keys[keys->n], &used);
+        if (why != NULL) {
+            TD_LOG(ERROR, "API key file is wrong", "line=%u why=\"%s\"", number, why);
+            return TD_ERR_CONFIG;
+        }
+        keys->n += used ? 1 : 0;
+    }
+    return TD_OK;
+}
+
+td_err rt_keys_parse(const char *text, size_t len, struct rt_keys **out_keys)
+{
+    struct rt_keys *keys = td_zalloc(1, sizeof *keys + RT_KEYS_MAX * sizeof keys->keys[0]);
+    char *copy = td_zalloc(len + 1, 1);
+    if (keys == NULL || copy == NULL) {
+        free(keys);
+        free(copy);
+        return TD_ERR_NO_MEMORY;
+    }
+    memcpy(copy, text, len);
+    td_err err = parse_all(copy, keys);
+    free(copy);
+    if (err != TD_OK) {
+        free(keys);
+        return err;
+    }
+    *out_keys = keys;
+    return TD_OK;
+}
+
+static td_err open_to_all(struct rt_keys **out_keys)
+{
+    struct rt_keys *keys = td_zalloc(1, sizeof *keys + sizeof keys->keys[0]);
+    if (keys == NULL) {
+        return TD_ERR_NO_MEMORY;
+    }
+    keys->open = true;
+    keys->n = 1;
+    (void)snprintf(keys->keys[0].id, sizeof keys->keys[0].id, "none");
+    (void)snprintf(keys->keys[0].tenant, sizeof keys->keys[0].tenant, "default");
+    keys->keys[0].priority_ceiling = -1000;
+    *out_keys = keys;
+    return TD_OK;
+}
+
+td_err rt_keys_load(const char *path, struct rt_keys **out_keys)
+{
+    if (path == NULL || path[0] == 0) {
+        return open_to_all(out_keys);
+    }
+    FILE *f = fopen(path, "rbe");
+    if (f == NULL) {
+        TD_LOG(ERROR, "cannot open the API key file", "path=%s", path);
+        return TD_ERR_NO_FILE;
+    }
+    char *text = td_zalloc(MAX_FILE + 1, 1);
+    size_t n = text != NULL ? fread(text, 1, MAX_FILE + 1, f) : 0;
+    (void)fclose(f);
+    td_err err = text == NULL ? TD_ERR_NO_MEMORY : TD_OK;
+    if (n > MAX_FILE) {
+        TD_LOG(ERROR, "API key file too large", "path=%s max=%u", path, MAX_FILE);
+        err = TD_ERR_CONFIG;
+    }
+    err = err == TD_OK ? rt_keys_parse(text, n, out_keys) : err;
+    free(text);
+    return err;
+}
+
+struct rt_keys *rt_keys_destroy(struct rt_keys *k)
+{
+    free(k);
+    return NULL;
+}
+
+bool rt_keys_open(const struct rt_keys *k)
+{
+    return k->open;
+}
+
+td_err rt_keys_check(struct rt_keys *k, const char *authorization, struct rt_key **out_key)
+{
+    uint8_t hash[32];
+    if (k->open) {
+        *out_key = &k->keys[0];
+        return TD_OK;
+    }
+    if (authorization == NULL || strncasecmp(authorization, "Bearer ", 7) != 0) {
+        return TD_ERR_UNAUTHORIZED;
+    }
+    const char *secret = authorization + 7;
+    (void)SHA256((const uint8_t *)secret, strlen(secret), hash);
+    struct rt_key *found = NULL;
+    for (uint32_t i = 0; i < k->n;
+         i++) { /* all of them: the time must not tell which one matched */
+        if (CRYPTO_memcmp(k->keys[i].sha256, hash, sizeof hash) == 0) {
+            found = &k->keys[i];
+        }
+    }
+    if (found == NULL) {
+        return TD_ERR_UNAUTHORIZED;
+    }
+    *out_key = found;
+    return TD_OK;
+}
+
+static void refill(struct rt_key *key, int64_t now_us)
+{
+    double s = key->refilled_us != 0 ? (double)(now_us - key->refilled_us) * 1e-6 : 0;
+    double burst = key->requests_per_s < 1 ? 1 : key->requests_per_s;
+    key->refilled_us = now_us;
+    key->request_tokens += s * key->requests_per_s;
+    key->request_tokens = key->request_tokens > burst ? burst : key->request_tokens;
+    key->token_tokens += s * key->tokens_per_min / 60;
+    key->token_tokens =
+        key->token_tokens > key->tokens_per_min ? key->tokens_per_min : key->token_tokens;
+}
+
+td_err rt_key_admit(struct rt_key *key, int64_t now_us, double *out_retry_s)
+{
+    refill(key, now_us);
+    if (key->max_concurrent > 0 && key->concurrent >= key->max_concurrent) {
+        *out_retry_s = 1;
+        return TD_ERR_RATE_LIMITED;
+    }
+    if (key->requests_per_s > 0 && key->request_tokens < 1) {
+        *out_retry_s = (1 - key->request_tokens) / key->requests_per_s;
+        return TD_ERR_RATE_LIMITED;
+    }
+    if (key->tokens_per_min > 0 && key->token_tokens <= 0) {
+        *out_retry_s = (1 - key->token_tokens) * 60 / key->tokens_per_min;
+        return TD_ERR_RATE_LIMITED;
+    }
+    key->request_tokens -= 1;
+    key->concurrent++;
+    return TD_OK;
+}
+
+void rt_key_done(struct rt_key *key, uint64_t tokens)
+{
+    key->concurrent -= key->concurrent > 0 ? 1 : 0;
+    key->token_tokens -= (double)tokens;
+}

@@ -1,0 +1,279 @@
+#include "router/rt_metrics.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "common/base/clock.h"
+#include "common/base/mem.h"
+#include "common/model/model.h"
+#include "router/rt_shell_int.h"
+
+/* X(field, type, "name", "help", labels...) - one row a family; docs/metrics.md is made from
+ * `tandem-router --list-metrics`. */
+#define NONE                                                                                       \
+    {                                                                                              \
+        NULL                                                                                       \
+    }
+#define L1(a)                                                                                      \
+    {                                                                                              \
+        a, NULL                                                                                    \
+    }
+
+enum family {
+    F_RUNNING,
+    F_QUEUED,
+    F_QUEUED_BYTES,
+    F_READY,
+    F_NODE_INFLIGHT,
+    F_NODE_TOKENS,
+    F_KV_USAGE,
+    F_QUEUE_SIZE,
+    F_REQUESTS,
+    F_ERRORS,
+    F_ADMISSIONS,
+    F_DECISIONS,
+    F_ATTEMPTS,
+    F_RETRIES,
+    F_STALE,
+    F_REQUEST_SECONDS,
+    F_TTFT,
+    F_ITL,
+    F_PROMPT,
+    F_OUTPUT,
+    F_QUEUE_SECONDS,
+    F_PREDICTOR_ERROR,
+    F_CONNECTIONS,
+    F_HTTP_BYTES_IN,
+    F_HTTP_BYTES_OUT,
+    F_SLOW_READERS,
+    F_UPTIME,
+    FAMILIES
+};
+
+static const struct td_metric_desc descs[FAMILIES] = {
+    [F_RUNNING] = {"tandem_router_running_requests", "Requests placed on nodes.", TD_GAUGE, NONE,
+                   NULL, 0},
+    [F_QUEUED] = {"tandem_router_queued_requests", "Requests waiting in the router.", TD_GAUGE,
+                  NONE, NULL, 0},
+    [F_QUEUED_BYTES] = {"tandem_router_queued_bytes", "Prompt bytes waiting in the router.",
+                        TD_GAUGE, NONE, NULL, 0},
+    [F_READY] = {"tandem_router_ready_nodes", "Nodes that take new work.", TD_GAUGE, L1("role"),
+                 NULL, 0},
+    [F_NODE_INFLIGHT] = {"tandem_router_node_inflight_requests", "Works this router has on a node.",
+                         TD_GAUGE, L1("node"), NULL, 0},
+    [F_NODE_TOKENS] = {"tandem_router_node_inflight_tokens",
+                       "Prompt tokens this router has on a node.", TD_GAUGE, L1("node"), NULL, 0},
+    [F_KV_USAGE] = {"tandem_router_average_kv_usage_ratio", "Mean share of KV blocks in use.",
+                    TD_GAUGE, L1("role"), NULL, 0},
+    [F_QUEUE_SIZE] = {"tandem_router_average_queue_size", "Mean queued requests of nodes.",
+                      TD_GAUGE, L1("role"), NULL, 0},
+    [F_REQUESTS] = {"tandem_router_requests_total", "API answers by HTTP status.", TD_COUNTER,
+                    L1("code"), NULL, 0},
+    [F_ERRORS] = {"tandem_router_errors_total", "API errors by code.", TD_COUNTER, L1("error_code"),
+                  NULL, 0},
+    [F_ADMISSIONS] = {"tandem_router_admissions_total", "Admission outcomes.", TD_COUNTER,
+                      L1("outcome"), NULL, 0},
+    [F_DECISIONS] = {"tandem_router_disagg_decisions_total", "Placements by kind.", TD_COUNTER,
+                     L1("decision"), NULL, 0},
+    [F_ATTEMPTS] = {"tandem_router_scheduler_attempts_total", "Attempts sent to nodes.", TD_COUNTER,
+                    NONE, NULL, 0},
+    [F_RETRIES] = {"tandem_router_retries_total", "Replays by reason.", TD_COUNTER, L1("reason"),
+                   NULL, 0},
+    [F_STALE] = {"tandem_router_stale_tokens_total", "Tokens of old attempts dropped.", TD_COUNTER,
+                 NONE, NULL, 0},
+    [F_REQUEST_SECONDS] = {"tandem_router_request_seconds", "From submit to end.", TD_HISTOGRAM,
+                           NONE, td_buckets_e2e, TD_COUNT(td_buckets_e2e)},
+    [F_TTFT] = {"tandem_router_time_to_first_token_seconds", "From arrival to the first token.",
+                TD_HISTOGRAM, L1("streaming"), td_buckets_ttft, TD_COUNT(td_buckets_ttft)},
+    [F_ITL] = {"tandem_router_inter_token_latency_seconds", "Between tokens of one request.",
+               TD_HISTOGRAM, NONE, td_buckets_itl, TD_COUNT(td_buckets_itl)},
+    [F_PROMPT] = {"tandem_router_prompt_tokens", "Prompt tokens per request.", TD_HISTOGRAM, NONE,
+                  td_buckets_tokens, TD_COUNT(td_buckets_tokens)},
+    [F_OUTPUT] = {"tandem_router_output_tokens", "Output tokens per request.", TD_HISTOGRAM, NONE,
+                  td_buckets_tokens, TD_COUNT(td_buckets_tokens)},
+    [F_QUEUE_SECONDS] = {"tandem_router_queue_seconds", "Waiting in the router's queue.",
+                         TD_HISTOGRAM, NONE, td_buckets_ttft, TD_COUNT(td_buckets_ttft)},
+    [F_PREDICTOR_ERROR] =
+        {"tandem_router_predictor_error_seconds",
+         "Distance of predicted and measured time to the first token (queue-linear).", TD_HISTOGRAM,
+         NONE, td_buckets_ttft, TD_COUNT(td_buckets_ttft)},
+    [F_CONNECTIONS] = {"tandem_router_connections", "Open client connections.", TD_GAUGE, NONE,
+                       NULL, 0},
+    [F_HTTP_BYTES_IN] = {"tandem_router_request_bytes", "Bytes read from clients.", TD_GAUGE, NONE,
+                         NULL, 0},
+    [F_HTTP_BYTES_OUT] = {"tandem_router_response_bytes", "Bytes written to clients.", TD_GAUGE,
+                          NONE, NULL, 0},
+    [F_SLOW_READERS] = {"tandem_router_slow_readers", "Clients dropped because they did not read.",
+                        TD_GAUGE, NONE, NULL, 0},
+    [F_UPTIME] = {"tandem_router_uptime_seconds", "Since the start of the process.", TD_GAUGE, NONE,
+                  NULL, 0},
+};
+
+struct rt_metrics {
+    struct rt_shell *shell; /* borrowed */
+    struct td_metrics *reg; /* owned */
+    struct td_metric_family *f[FAMILIES];
+};
+
+static struct td_metric *labelled(struct rt_metrics *m, enum family f, const char *value)
+{
+    const char *values[] = {value, NULL};
+    return td_metric_child(m->f[f], values);
+}
+
+static void set(struct rt_metrics *m, enum family f, double v)
+{
+    td_metric_set(td_metric_only(m->f[f]), v);
+}
+
+static void scrape_nodes(struct rt_metrics *m, const struct rt_nodes *ns, enum td_role role,
+                         const char *name)
+{
+    double used = 0, queued = 0, n = 0;
+    for (uint32_t i = 0; i < RT_MAX_NODES; i++) {
+        const struct rt_node *node = &ns->list[i];
+        if (node->epoch == 0 || ((unsigned)node->role & (unsigned)role) == 0) {
+            continue;
+        }
+        double free_blk =
+            node->state.blocks[TD_BLK_FREE] + (double)node->state.blocks[TD_BLK_CACHED];
+        used += node->n_blocks > 0 ? 1 - free_blk / node->n_blocks : 0;
+        queued += node->state.queued_requests;
+        n += 1;
+        td_metric_set(labelled(m, F_NODE_INFLIGHT, node->name), node->inflight);
+        td_metric_set(labelled(m, F_NODE_TOKENS, node->name), (double)node->pending_tok);
+    }
+    td_metric_set(labelled(m, F_READY, name), rt_nodes_ready(ns, role));
+    td_metric_set(labelled(m, F_KV_USAGE, name), n > 0 ? used / n : 0);
+    td_metric_set(labelled(m, F_QUEUE_SIZE, name), n > 0 ? queued / n : 0);
+}
+
+static void on_scrape(void *arg)
+{
+    struct rt_metrics *m = arg;
+    struct rt_shell *s = m->shell;
+    struct td_http_server_stats http;
+    set(m, F_RUNNING,
+        rt_core_count(s->core, RT_PREFILL) + (double)rt_core_count(s->core, RT_DECODE));
+    set(m, F_QUEUED, rt_core_count(s->core, RT_QUEUED));
+    set(m, F_QUEUED_BYTES, (double)rt_core_queued_bytes(s->core));
+    scrape_nodes(m, rt_core_nodes(s->core), TD_ROLE_PREFILL, "prefill");
+    scrape_nodes(m, rt_core_nodes(s->core), TD_ROLE_DECODE, "decode");
+    td_http_server_stats(s->http, &http);
+    set(m, F_CONNECTIONS, http.open);
+    set(m, F_HTTP_BYTES_IN, (double)http.request_bytes);
+    set(m, F_HTTP_BYTES_OUT, (double)http.response_bytes);
+    set(m, F_SLOW_READERS, (double)http.slow_readers);
+    set(m, F_UPTIME, (double)(td_now_us() - s->started_us) * 1e-6);
+}
+
+td_err rt_metrics_create(struct rt_shell *s, struct rt_metrics **out_metrics)
+{
+    struct rt_metrics *m = td_zalloc(1, sizeof *m);
+    if (m == NULL) {
+        return TD_ERR_NO_MEMORY;
+    }
+    m->shell = s;
+    m->reg = td_metrics_create();
+    td_err err = m->reg != NULL ? td_metrics_const_label(m->reg, "model_name", s->model->names[0])
+                                : TD_ERR_NO_MEMORY;
+    for (int f = 0; err == TD_OK && f < FAMILIES; f++) {
+        m->f[f] = td_metrics_family(m->reg, &descs[f]);
+        err = m->f[f] != NULL ? TD_OK : TD_ERR_NO_MEMORY;
+    }
+    if (err != TD_OK) {
+        rt_metrics_destroy(m);
+        return err;
+    }
+    td_metrics_on_scrape(m->reg, on_scrape, m);
+    *out_metrics = m;
+    return TD_OK;
+}
+
+struct rt_metrics *rt_metrics_destroy(struct rt_metrics *m)
+{
+    if (m != NULL) {
+        td_metrics_destroy(m->reg);
+        free(m);
+    }
+    return NULL;
+}
+
+static const char *outcome(td_err err)
+{
+    switch ((int)err) {
+    case TD_ERR_OVERLOADED:
+    case TD_ERR_NO_CAPACITY:
+        return "rejected_capacity";
+    case TD_ERR_NO_NODE:
+    case TD_ERR_NO_PAIR:
+        return "rejected_no_node";
+    case TD_ERR_BUDGET:
+        return "expired";
+    default:
+        return "cancelled";
+    }
+}
+
+void rt_metrics_observe(struct rt_metrics *m, enum rt_metric what, double v)
+{
+    switch (what) {
+    case RT_M_ADMITTED:
+        td_metric_add(labelled(m, F_ADMISSIONS, "dispatched"), 1);
+        break;
+    case RT_M_REFUSED:
+        td_metric_add(labelled(m, F_ADMISSIONS, outcome((td_err)(int)v)), 1);
+        break;
+    case RT_M_DECISION:
+        td_metric_add(labelled(m, F_DECISIONS, v > 0 ? "prefill-decode" : "decode-only"), 1);
+        td_metric_add(td_metric_only(m->f[F_ATTEMPTS]), 1);
+        break;
+    case RT_M_QUEUE_US:
+        td_metric_observe(td_metric_only(m->f[F_QUEUE_SECONDS]), v * 1e-6);
+        break;
+    case RT_M_ITL_US:
+        td_metric_observe(td_metric_only(m->f[F_ITL]), v * 1e-6);
+        break;
+    case RT_M_REQUEST_US:
+        td_metric_observe(td_metric_only(m->f[F_REQUEST_SECONDS]), v * 1e-6);
+        break;
+    case RT_M_TTFT_ERROR_US:
+        td_metric_observe(td_metric_only(m->f[F_PREDICTOR_ERROR]), v * 1e-6);
+        break;
+    case RT_M_RETRY:
+        td_metric_add(labelled(m, F_RETRIES, td_err_code((td_err)(int)v)), 1);
+        break;
+    case RT_M_STALE_TOKEN:
+        td_metric_add(td_metric_only(m->f[F_STALE]), 1);
+        break;
+    case RT_M_PROMPT_TOKENS:
+        td_metric_observe(td_metric_only(m->f[F_PROMPT]), v);
+        break;
+    case RT_M_OUTPUT_TOKENS:
+        td_metric_observe(td_metric_only(m->f[F_OUTPUT]), v);
+        break;
+    case RT_M_TTFT_US: /* measured from the arrival instead: rt_metrics_streaming_ttft */
+    case RT_METRICS:
+        break;
+    }
+}
+
+void rt_metrics_answer(struct rt_metrics *m, int status, td_err err)
+{
+    char code[16];
+    (void)snprintf(code, sizeof code, "%d", status);
+    td_metric_add(labelled(m, F_REQUESTS, code), 1);
+    if (err != TD_OK) {
+        td_metric_add(labelled(m, F_ERRORS, td_err_code(err)), 1);
+    }
+}
+
+void rt_metrics_streaming_ttft(struct rt_metrics *m, bool streaming, double seconds)
+{
+    td_metric_observe(labelled(m, F_TTFT, streaming ? "true" : "false"), seconds);
+}
+
+td_err rt_metrics_write(struct rt_metrics *m, struct td_buf *out)
+{
+    return td_metrics_write(m->reg, out);
+}

@@ -1,0 +1,27 @@
+/* rt_metrics.h - the router's figures: the families of interfaces.md 2.4 that this version serves,
+ * by name.
+ *
+ * Owner: router shell. Thread: updates on the loop; the registry allows any. The list of names is
+ * what docs/metrics.md prints and tests/integration scrapes: each is non-zero after one request, or
+ * documented as an error counter.
+ */
+#ifndef ROUTER_RT_METRICS_H
+#define ROUTER_RT_METRICS_H
+
+#include "common/base/err.h"
+#include "common/base/metrics.h"
+#include "router/rt_core.h"
+
+struct rt_shell;
+struct rt_metrics;
+
+td_err rt_metrics_create(struct rt_shell *s, struct rt_metrics **out_metrics) TD_MUST_CHECK;
+struct rt_metrics *rt_metrics_destroy(struct rt_metrics *m);
+/* An observation of the core. */
+void rt_metrics_observe(struct rt_metrics *m, enum rt_metric what, double value);
+/* A finished HTTP answer of the API: its status. */
+void rt_metrics_answer(struct rt_metrics *m, int status, td_err err);
+void rt_metrics_streaming_ttft(struct rt_metrics *m, bool streaming, double seconds);
+td_err rt_metrics_write(struct rt_metrics *m, struct td_buf *out) TD_MUST_CHECK;
+
+#endif

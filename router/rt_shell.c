@@ -1,0 +1,392 @@
+#define TD_LOG_ROOM "router"
+#include "router/rt_shell.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/assert.h"
+#include "common/base/clock.h"
+#include "common/base/log.h"
+#include "common/base/mem.h"
+#include "common/base/rng.h"
+#include "router/rt_shell_int.h"
+
+#define SWEEP_US      1000000
+#define ARENA_BYTES   (64u << 20)
+#define CLOSE_WAIT_US 10000000
+
+/* ---- the core ---- */
+
+static void send_to_node(struct rt_shell *s, const struct rt_action *a)
+{
+    uint64_t session = td_link_session_by_epoch(td_link_nng_core(s->links), a->node_epoch);
+    const struct td_work_id *id = td_wire_id(a->msg);
+    uint64_t key = id != NULL ? td_link_key_of_work(id->router_epoch, id->counter) : 0;
+    td_buf_clear(&s->out);
+    td_err err = session != 0 ? td_wire_encode(a->msg, &s->out) : TD_ERR_CLOSED;
+    err = err == TD_OK ? td_link_nng_send(s->links, session, key, s->out.data, s->out.len) : err;
+    if (err != TD_OK) {
+        /* The session is on its way out: its loss will replay or end what ran there. A full queue
+         * means the same. */
+        TD_LOG(WARN, "message not sent", "type=%s node=%016" PRIx64 " err=%s, dropping the session",
+               td_wire_type_name(a->msg->type), a->node_epoch, td_err_code(err));
+        if (session != 0) {
+            td_link_nng_drop(s->links, session, err);
+            s->lost[s->n_lost < RT_MAX_NODES ? s->n_lost++ : RT_MAX_NODES - 1] = a->node_epoch;
+        }
+    }
+}
+
+static void carry_out(struct rt_shell *s)
+{
+    for (uint32_t i = 0; i < s->acts.n; i++) {
+        const struct rt_action *a = &s->acts.list[i];
+        switch (a->type) {
+        case RT_DO_SEND:
+            send_to_node(s, a);
+            break;
+        case RT_DO_TOKEN:
+            rt__client_token(a);
+            break;
+        case RT_DO_END:
+            rt__client_end(a);
+            break;
+        case RT_DO_OBSERVE:
+            rt_metrics_observe(s->metrics, a->metric, a->value);
+            break;
+        }
+    }
+    if (s->acts.overflow) {
+        TD_LOG(ERROR, "action list overflow", "max=%d", RT_MAX_ACTIONS);
+    }
+}
+
+static void step(struct rt_shell *s, const struct rt_event *ev, uint64_t *out_counter)
+{
+    rt_actions_reset(&s->acts);
+    s->stepping = true;
+    rt_core_step(s->core, td_now_us(), ev, &s->acts, out_counter);
+    carry_out(s);
+    s->stepping = false;
+}
+
+/* What was wanted while a step was being carried out: lost sessions and cancels. */
+static void settle(struct rt_shell *s)
+{
+    while (s->n_cancels > 0 || s->n_lost > 0) {
+        struct rt_event ev = {0};
+        if (s->n_lost > 0) {
+            ev = (struct rt_event){.type = RT_EV_NODE_LOST, .node_epoch = s->lost[--s->n_lost]};
+        } else {
+            s->n_cancels--;
+            ev = (struct rt_event){.type = RT_EV_CANCEL,
+                                   .counter = s->cancels[s->n_cancels].counter,
+                                   .reason = s->cancels[s->n_cancels].reason};
+        }
+        step(s, &ev, NULL);
+    }
+    td_timer_set(s->core_timer, rt_core_next_deadline(s->core));
+}
+
+void rt__shell_event(struct rt_shell *s, const struct rt_event *ev, uint64_t *out_counter)
+{
+    TD_INSIST(!s->stepping);
+    step(s, ev, out_counter);
+    settle(s);
+}
+
+void rt__shell_cancel(struct rt_shell *s, uint64_t counter, td_err reason)
+{
+    if (s->stepping) {
+        TD_INSIST(s->n_cancels <
+                  RT_MAX_CANCELS); /* at most one a live choice: max_requests is below it */
+        s->cancels[s->n_cancels].counter = counter;
+        s->cancels[s->n_cancels++].reason = reason;
+        return;
+    }
+    struct rt_event ev = {.type = RT_EV_CANCEL, .counter = counter, .reason = reason};
+    rt__shell_event(s, &ev, NULL);
+}
+
+static void on_core_timer(void *arg)
+{
+    struct rt_event ev = {.type = RT_EV_TICK};
+    rt__shell_event(arg, &ev, NULL);
+}
+
+static void on_sweep(void *arg)
+{
+    struct rt_shell *s = arg;
+    rt__clients_sweep(s, td_now_us());
+    td_timer_set(s->sweep_timer, td_now_us() + SWEEP_US);
+}
+
+/* ---- links ---- */
+
+static void on_up(void *arg, const struct td_link_peer *peer)
+{
+    struct rt_shell *s = arg;
+    struct td_wire_node_info info;
+    td_arena_reset(s->arena);
+    if (td_wire_node_info_decode(peer->info, peer->info_len, s->arena, &info) != TD_OK) {
+        td_link_nng_drop(s->links, peer->session, TD_ERR_PROTOCOL);
+        return;
+    }
+    struct rt_event ev = {.type = RT_EV_NODE_UP, .node_info = &info};
+    rt__shell_event(s, &ev, NULL);
+}
+
+static void on_message(void *arg, uint64_t session, uint64_t peer_epoch, const uint8_t *data,
+                       size_t len)
+{
+    struct rt_shell *s = arg;
+    struct td_wire_msg msg;
+    td_arena_reset(s->arena);
+    td_err err = td_wire_decode(data, len, s->arena, &msg);
+    if (err != TD_OK) {
+        TD_LOG(ERROR, "node sent an unreadable message",
+               "node=%016" PRIx64 " err=%s, dropping the session", peer_epoch, td_err_code(err));
+        td_link_nng_drop(s->links, session, TD_ERR_PROTOCOL);
+        struct rt_event lost = {.type = RT_EV_NODE_LOST, .node_epoch = peer_epoch};
+        rt__shell_event(s, &lost, NULL);
+        return;
+    }
+    struct rt_event ev = {.type = RT_EV_NODE_MSG, .node_epoch = peer_epoch, .msg = &msg};
+    rt__shell_event(s, &ev, NULL);
+}
+
+static void on_lost(void *arg, uint64_t session, uint64_t peer_epoch, td_err reason,
+                    const char *text)
+{
+    (void)session;
+    struct rt_shell *s = arg;
+    TD_LOG(WARN, "session lost", "node=%016" PRIx64 " reason=%s text=\"%s\"", peer_epoch,
+           td_err_code(reason), text);
+    struct rt_event ev = {.type = RT_EV_NODE_LOST, .node_epoch = peer_epoch};
+    rt__shell_event(s, &ev, NULL);
+}
+
+static void on_refused(void *arg, const char *url, td_err reason, const char *text, bool remote)
+{
+    (void)arg;
+    TD_LOG(ERROR, "node does not fit", "url=%s reason=%s by=%s text=\"%s\"", url,
+           td_err_code(reason), remote ? "node" : "router", text);
+}
+
+static const struct td_link_ops link_ops = {
+    .on_up = on_up, .on_message = on_message, .on_lost = on_lost, .on_refused = on_refused};
+
+static void hex(const uint8_t *b, char out[17])
+{
+    for (int i = 0; i < 8; i++) {
+        (void)snprintf(out + 2 * i, 3, "%02x", b[i]);
+    }
+}
+
+static td_err differ(const char *what, const uint8_t *ours, const uint8_t *theirs, char *text,
+                     size_t cap)
+{
+    char a[17], b[17];
+    hex(ours, a);
+    hex(theirs, b);
+    (void)snprintf(text, cap,
+                   "%s differs: router has %s.., node has %s..; give both the same --model file",
+                   what, a, b);
+    return TD_ERR_PEER_MODEL;
+}
+
+static td_err check_node(void *arg, uint64_t peer_epoch, const uint8_t *data, size_t len,
+                         char *text, size_t cap)
+{
+    struct rt_shell *s = arg;
+    struct td_wire_node_info info;
+    const struct td_model_tokenizer *tok = td_model_tokenizer(s->model->file);
+    td_arena_reset(s->arena);
+    if (td_wire_node_info_decode(data, len, s->arena, &info) != TD_OK || info.epoch != peer_epoch) {
+        (void)snprintf(text, cap, "unreadable node information");
+        return TD_ERR_PROTOCOL;
+    }
+    if (memcmp(info.model_id, s->model->file->id, 32) != 0) {
+        return differ("model", s->model->file->id, info.model_id, text, cap);
+    }
+    if (memcmp(info.tokenizer_hash, tok->tokenizer_hash, 32) != 0) {
+        return differ("tokenizer", tok->tokenizer_hash, info.tokenizer_hash, text, cap);
+    }
+    return TD_OK;
+}
+
+static td_err make_links(struct rt_shell *s)
+{
+    struct td_wire_router_info info = {.epoch = s->epoch,
+                                       .name = s->p.name,
+                                       .version = TD_VERSION,
+                                       .version_min = TD_WIRE_VERSION_MIN,
+                                       .version_max = TD_WIRE_VERSION_MAX};
+    const struct td_model_tokenizer *tok = td_model_tokenizer(s->model->file);
+    memcpy(info.model_id, s->model->file->id, 32);
+    memcpy(info.tokenizer_hash, tok->tokenizer_hash, 32);
+    memcpy(info.template_hash, s->model->template_hash, 32);
+    td_buf_clear(&s->out);
+    TD_TRY(td_wire_router_info_encode(&info, &s->out));
+    struct td_link_nng_params p = {.loop = s->p.loop,
+                                   .link = {.role = TD_LINK_ROUTER,
+                                            .epoch = s->epoch,
+                                            .name = s->p.name,
+                                            .info = s->out.data,
+                                            .info_len = s->out.len,
+                                            .keys = s->p.keys,
+                                            .n_keys = s->p.n_keys,
+                                            .check = check_node,
+                                            .check_arg = s,
+                                            .max_sessions = RT_MAX_NODES,
+                                            .max_targets = RT_MAX_NODES,
+                                            .time_scale = s->p.time_scale},
+                                   .ops = &link_ops,
+                                   .arg = s};
+    TD_TRY(td_link_nng_create(&p, &s->links));
+    for (uint32_t i = 0; i < s->p.n_node_urls; i++) {
+        TD_TRY(td_link_nng_dial(s->links, s->p.node_urls[i]));
+    }
+    return TD_OK;
+}
+
+/* ---- life ---- */
+
+static td_err make_http(struct rt_shell *s)
+{
+    struct td_http_server_params p;
+    td_http_server_defaults(&p);
+    p.loop = s->p.loop;
+    p.host = s->p.host;
+    p.port = s->p.port;
+    p.limits.max_body = s->p.max_body;
+    p.handler = rt__http_public;
+    p.arg = s;
+    p.error_body = rt__http_error_body;
+    TD_TRY(td_http_server_create(&p, &s->http));
+    p.host = s->p.admin_host;
+    p.port = s->p.admin_port;
+    p.handler = rt__http_admin;
+    return td_http_server_create(&p, &s->admin);
+}
+
+static td_err make_core(struct rt_shell *s)
+{
+    struct rt_core_params p = {.epoch = s->epoch,
+                               .max_requests = s->p.max_requests,
+                               .max_queue = s->p.max_queue,
+                               .max_queue_bytes = s->p.max_queue_bytes,
+                               .max_node_queue = s->p.max_node_queue,
+                               .max_replays = 2,
+                               .resume = s->p.resume,
+                               .pair_wait_us = s->p.pair_wait_us,
+                               .close_wait_us = (int64_t)(CLOSE_WAIT_US * s->p.time_scale),
+                               .policy = s->p.policy,
+                               .model_name = s->model->names[0]};
+    TD_TRY(rt_core_create(&p, &s->core));
+    TD_TRY(rt_actions_init(&s->acts));
+    s->arena = td_arena_create(ARENA_BYTES);
+    s->history = rt_history_create();
+    s->cancels = td_zalloc(RT_MAX_CANCELS, sizeof *s->cancels);
+    return s->arena != NULL && s->history != NULL && s->cancels != NULL ? TD_OK : TD_ERR_NO_MEMORY;
+}
+
+static td_err make_all(struct rt_shell *s)
+{
+    struct rt_model_params mp = {.path = s->p.model_path,
+                                 .chat_template_file = s->p.chat_template,
+                                 .names = s->p.served_names,
+                                 .n_names = s->p.n_served_names,
+                                 .max_model_len = s->p.max_model_len};
+    TD_TRY(rt_model_open(&mp, &s->model));
+    TD_TRY(rt_keys_load(s->p.api_key_file, &s->keys));
+    TD_TRY(make_core(s));
+    TD_TRY(rt_worker_create(s->p.loop, s->model, rt__client_job_done, s, &s->worker));
+    TD_TRY(td_timer_create(s->p.loop, "rt-core", on_core_timer, s, &s->core_timer));
+    TD_TRY(td_timer_create(s->p.loop, "rt-sweep", on_sweep, s, &s->sweep_timer));
+    TD_TRY(rt_metrics_create(s, &s->metrics));
+    TD_TRY(make_links(s));
+    TD_TRY(make_http(s));
+    td_timer_set(s->sweep_timer, td_now_us() + SWEEP_US);
+    return TD_OK;
+}
+
+td_err rt_shell_create(const struct rt_shell_params *p, struct rt_shell **out_shell)
+{
+    TD_REQUIRE(p->n_served_names > 0 && p->max_requests < RT_MAX_CANCELS);
+    struct rt_shell *s = td_zalloc(1, sizeof *s);
+    if (s == NULL) {
+        return TD_ERR_NO_MEMORY;
+    }
+    s->p = *p;
+    s->epoch = td_rng_u64_secure() | 1;
+    s->started_us = td_now_us();
+    td_rng_fill(s->salt_secret, sizeof s->salt_secret);
+    td_buf_init(&s->out, TD_WIRE_MAX_BYTES);
+    td_err err = make_all(s);
+    if (err != TD_OK) {
+        rt_shell_destroy(s);
+        return err;
+    }
+    TD_LOG(INFO, "router ready for clients",
+           "name=%s epoch=%016" PRIx64 " http=%s:%u admin=%s:%u nodes=%u", p->name, s->epoch,
+           p->host, rt_shell_port(s), p->admin_host, rt_shell_admin_port(s), p->n_node_urls);
+    *out_shell = s;
+    return TD_OK;
+}
+
+struct rt_shell *rt_shell_destroy(struct rt_shell *s)
+{
+    if (s == NULL) {
+        return NULL;
+    }
+    td_http_server_destroy(s->http);
+    td_http_server_destroy(s->admin);
+    td_link_nng_destroy(s->links);
+    rt_worker_destroy(s->worker);
+    rt__clients_destroy(s);
+    td_timer_destroy(s->core_timer);
+    td_timer_destroy(s->sweep_timer);
+    rt_metrics_destroy(s->metrics);
+    rt_history_destroy(s->history);
+    rt_core_destroy(s->core);
+    rt_actions_fini(&s->acts);
+    td_arena_destroy(s->arena);
+    td_buf_fini(&s->out);
+    rt_keys_destroy(s->keys);
+    rt_model_close(s->model);
+    free(s->cancels);
+    free(s);
+    return NULL;
+}
+
+uint16_t rt_shell_port(const struct rt_shell *s)
+{
+    return td_http_server_port(s->http);
+}
+
+uint16_t rt_shell_admin_port(const struct rt_shell *s)
+{
+    return td_http_server_port(s->admin);
+}
+
+void rt_shell_drain(struct rt_shell *s)
+{
+    struct rt_event ev = {.type = RT_EV_DRAIN};
+    s->draining = true;
+    rt__shell_event(s, &ev, NULL);
+    td_http_server_drain(s->http);
+}
+
+bool rt_shell_idle(const struct rt_shell *s)
+{
+    return s->n_clients == 0 && td_http_server_busy(s->http) == 0;
+}
+
+bool rt_shell_ready(const struct rt_shell *s)
+{
+    const struct rt_nodes *ns = rt_core_nodes(s->core);
+    return rt_nodes_ready(ns, TD_ROLE_PREFILL) > 0 && rt_nodes_ready(ns, TD_ROLE_DECODE) > 0;
+}

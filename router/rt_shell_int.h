@@ -1,0 +1,76 @@
+/* rt_shell_int.h - what the parts of the router shell share: rt_shell.c (life, links, core),
+ * rt_client.c (one answer), rt_http.c (routes), rt_metrics.c (figures), rt_history.c (finished
+ * requests). Not for others.
+ */
+#ifndef ROUTER_RT_SHELL_INT_H
+#define ROUTER_RT_SHELL_INT_H
+
+#include "common/base/ring.h"
+#include "common/io/http_server.h"
+#include "common/io/link_nng.h"
+#include "router/rt_core.h"
+#include "router/rt_history.h"
+#include "router/rt_keys.h"
+#include "router/rt_metrics.h"
+#include "router/rt_model.h"
+#include "router/rt_shell.h"
+#include "router/rt_worker.h"
+
+#define RT_MAX_CANCELS 65536
+
+struct rt_client;
+
+struct rt_shell {
+    struct rt_shell_params p;
+    uint64_t epoch;
+    uint8_t salt_secret[32]; /* keys the cache salt: HMAC over tenant and the client's salt */
+    uint64_t next_id;        /* of requests, part of their ids */
+    struct rt_model *model;  /* owned, like all below */
+    struct rt_keys *keys;
+    struct rt_worker *worker;
+    struct rt_core *core;
+    struct rt_actions acts;
+    struct td_arena *arena; /* of decoded messages */
+    struct td_buf out;      /* encoded message in the making */
+    struct td_link_nng *links;
+    struct td_http_server *http, *admin;
+    struct td_timer *core_timer, *sweep_timer;
+    struct rt_metrics *metrics;
+    struct rt_history *history;
+    struct rt_client *clients; /* all of them, linked */
+    uint32_t n_clients;
+    bool stepping, draining;
+    struct {
+        uint64_t counter;
+        td_err reason;
+    } * cancels; /* wanted while a step was being carried out; [RT_MAX_CANCELS] */
+    uint32_t n_cancels;
+    uint64_t lost[RT_MAX_NODES]; /* nodes whose session we dropped during a step */
+    uint32_t n_lost;
+    int64_t started_us;
+};
+
+/* rt_shell.c */
+void rt__shell_event(struct rt_shell *s, const struct rt_event *ev, uint64_t *out_counter);
+/* Now, or after the step in progress. */
+void rt__shell_cancel(struct rt_shell *s, uint64_t counter, td_err reason);
+
+/* rt_client.c */
+void rt__client_start(struct rt_shell *s, struct td_http_exchange *x, bool chat,
+                      struct rt_key *key);
+void rt__client_job_done(void *arg, struct rt_job *job);
+void rt__client_token(const struct rt_action *a);
+void rt__client_end(const struct rt_action *a);
+/* Pings silent streams. */
+void rt__clients_sweep(struct rt_shell *s, int64_t now_us);
+void rt__clients_destroy(struct rt_shell *s);
+
+/* rt_http.c */
+void rt__http_public(void *arg, struct td_http_exchange *x);
+void rt__http_admin(void *arg, struct td_http_exchange *x);
+void rt__http_error_body(td_err err, const char *text, struct td_buf *out);
+/* Answers with an error object and its status; extra headers as needed. */
+void rt__http_refuse(struct rt_shell *s, struct td_http_exchange *x, td_err err, const char *text,
+                     const char *param, double retry_s);
+
+#endif
