@@ -17,6 +17,7 @@
 #include "common/base/log.h"
 #include "common/base/mem.h"
 #include "common/base/rng.h"
+#include "common/io/http_error.h"
 #include "common/text/detok.h"
 #include "common/text/stop.h"
 #include "router/rt_reply.h"
@@ -142,7 +143,7 @@ static void fail(struct rt_client *c, td_err err, const char *text, const char *
     if (c->x != NULL && !c->streaming) {
         struct td_http_exchange *x = c->x;
         answered(c, td_err_http(err), err);
-        rt__http_refuse(c->shell, x, err, text, param, 1);
+        td_http_refuse(x, err, text, param, 1);
     } else if (c->x != NULL) {
         td_buf_clear(&c->event);
         bool ok = rt_reply_error_event(&c->event, err, text) == TD_OK &&
@@ -540,7 +541,7 @@ void rt__client_start(struct rt_shell *s, struct td_http_exchange *x, bool chat,
     if (job == NULL) {
         free(c);
         rt_key_done(key, 0);
-        rt__http_refuse(s, x, TD_ERR_NO_MEMORY, "out of memory", NULL, 1);
+        td_http_refuse(x, TD_ERR_NO_MEMORY, "out of memory", NULL, 1);
         return;
     }
     c->shell = s;

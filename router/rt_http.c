@@ -10,7 +10,7 @@
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "common/base/mem.h"
-#include "router/rt_reply.h"
+#include "common/io/http_error.h"
 #include "router/rt_shell_int.h"
 
 #define BODY_MAX (8u << 20)
@@ -22,44 +22,10 @@ struct call {
     struct rt_key *key;
 };
 
-void rt__http_error_body(td_err err, const char *text, struct td_buf *out)
-{
-    TD_IGNORE(rt_reply_error(out, err, text, NULL)); /* a cut body still has its status */
-}
-
-void rt__http_refuse(struct rt_shell *s, struct td_http_exchange *x, td_err err, const char *text,
-                     const char *param, double retry_s)
-{
-    (void)s;
-    struct td_buf body;
-    struct td_http_header extra[5];
-    uint32_t n = 0;
-    char retry[24];
-    int status = td_err_http(err);
-    td_buf_init(&body, BODY_MAX);
-    TD_IGNORE(rt_reply_error(&body, err, text, param)); /* a cut body still has its status */
-    if (status == 401) {
-        extra[n++] = (struct td_http_header){"WWW-Authenticate", "Bearer"};
-    }
-    if (status == 405) {
-        extra[n++] = (struct td_http_header){"Allow", "GET, HEAD, POST"};
-    }
-    if (status == 429 || status == 503) {
-        (void)snprintf(retry, sizeof retry, "%d", (int)ceil(retry_s < 1 ? 1 : retry_s));
-        extra[n++] = (struct td_http_header){"Retry-After", retry};
-        extra[n++] = (struct td_http_header){"x-tandem-dropped-reason", td_err_code(err)};
-    }
-    if (!td_err_retryable(err)) {
-        extra[n++] = (struct td_http_header){"x-should-retry", "false"};
-    }
-    td_http_respond(x, status, extra, n, "application/json", body.data, body.len);
-    td_buf_fini(&body);
-}
-
 static void answer_json(struct call *c, const struct td_buf *body, td_err err)
 {
     if (err != TD_OK) {
-        rt__http_refuse(c->s, c->x, err, "the answer does not fit into memory", NULL, 1);
+        td_http_refuse(c->x, err, "the answer does not fit into memory", NULL, 1);
         return;
     }
     td_http_respond(c->x, 200, NULL, 0, "application/json", body->data, body->len);
@@ -72,20 +38,19 @@ static void generate(struct call *c, bool chat)
     const char *type = td_http_header_get(c->r, "content-type");
     double retry_s = 1;
     if (type == NULL || strncasecmp(type, "application/json", 16) != 0) {
-        rt__http_refuse(c->s, c->x, TD_ERR_MEDIA_TYPE, "Content-Type must be application/json",
-                        NULL, 1);
+        td_http_refuse(c->x, TD_ERR_MEDIA_TYPE, "Content-Type must be application/json", NULL, 1);
         rt_metrics_answer(c->s->metrics, 415, TD_ERR_MEDIA_TYPE);
         return;
     }
     if (c->s->draining) {
-        rt__http_refuse(c->s, c->x, TD_ERR_DRAINING, "this router is draining", NULL, 5);
+        td_http_refuse(c->x, TD_ERR_DRAINING, "this router is draining", NULL, 5);
         rt_metrics_answer(c->s->metrics, 503, TD_ERR_DRAINING);
         return;
     }
     td_err err = rt_key_admit(c->key, td_now_us(), &retry_s);
     if (err != TD_OK) {
         TD_LOG(INFO, "rt_admit refused", "key=%s err=%s", c->key->id, td_err_code(err));
-        rt__http_refuse(c->s, c->x, err, "this key has reached a rate limit", NULL, retry_s);
+        td_http_refuse(c->x, err, "this key has reached a rate limit", NULL, retry_s);
         rt_metrics_answer(c->s->metrics, td_err_http(err), err);
         return;
     }
@@ -133,7 +98,7 @@ static void h_model(struct call *c)
     const char *name = c->r->path + strlen("/v1/models/");
     struct td_buf b;
     if (!rt_model_serves(c->s->model, name)) {
-        rt__http_refuse(c->s, c->x, TD_ERR_MODEL_NOT_FOUND, "unknown model", "model", 1);
+        td_http_refuse(c->x, TD_ERR_MODEL_NOT_FOUND, "unknown model", "model", 1);
         return;
     }
     td_buf_init(&b, BODY_MAX);
@@ -148,7 +113,7 @@ static void status_only(struct call *c, bool ok, td_err err)
     if (ok) {
         td_http_respond(c->x, 200, NULL, 0, "application/json", "{\"status\":\"ok\"}", 15);
     } else {
-        rt__http_refuse(c->s, c->x, err, td_err_text(err), NULL, 1);
+        td_http_refuse(c->x, err, td_err_text(err), NULL, 1);
     }
 }
 
@@ -175,7 +140,7 @@ static void h_metrics(struct call *c)
     td_buf_init(&b, BODY_MAX);
     td_err err = rt_metrics_write(c->s->metrics, &b);
     if (err != TD_OK) {
-        rt__http_refuse(c->s, c->x, err, "metrics do not fit into memory", NULL, 1);
+        td_http_refuse(c->x, err, "metrics do not fit into memory", NULL, 1);
     } else {
         td_http_respond(c->x, 200, NULL, 0, "text/plain; version=0.0.4; charset=utf-8", b.data,
                         b.len);
@@ -276,8 +241,8 @@ static void h_request(struct call *c)
         rt_history_find(c->s->history, c->r->path + strlen("/debug/request/"));
     struct td_buf b;
     if (r == NULL) {
-        rt__http_refuse(c->s, c->x, TD_ERR_NOT_FOUND,
-                        "no finished request of this id is remembered", NULL, 1);
+        td_http_refuse(c->x, TD_ERR_NOT_FOUND, "no finished request of this id is remembered", NULL,
+                       1);
         return;
     }
     td_buf_init(&b, BODY_MAX);
@@ -357,7 +322,7 @@ static void serve(struct rt_shell *s, struct td_http_exchange *x, unsigned port)
         err = known ? TD_ERR_METHOD : TD_ERR_NOT_FOUND;
     }
     if (err != TD_OK) {
-        rt__http_refuse(s, x, err, NULL, NULL, 1);
+        td_http_refuse(x, err, NULL, NULL, 1);
         rt_metrics_answer(s->metrics, td_err_http(err), err);
         return;
     }

@@ -3,6 +3,8 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "common/io/http_error.h"
+
 const char *rt_finish_name(enum td_finish f)
 {
     switch (f) {
@@ -24,31 +26,6 @@ static td_err text_field(struct td_buf *b, const char *key, const char *s)
 {
     TD_TRY(td_buf_printf(b, "\"%s\":", key));
     return s != NULL ? td_buf_json_string(b, s, strlen(s)) : td_buf_puts(b, "null");
-}
-
-static const char *error_type(td_err err)
-{
-    switch (td_err_http(err)) {
-    case 401:
-        return "authentication_error";
-    case 403:
-        return "permission_error";
-    case 404:
-        return "not_found_error";
-    case 429:
-        return "rate_limit_error";
-    default:
-        return td_err_http(err) >= 500 ? "server_error" : "invalid_request_error";
-    }
-}
-
-td_err rt_reply_error(struct td_buf *out, td_err err, const char *text, const char *param)
-{
-    TD_TRY(td_buf_puts(out, "{\"error\":{"));
-    TD_TRY(text_field(out, "message", text != NULL && text[0] != 0 ? text : td_err_text(err)));
-    TD_TRY(td_buf_printf(out, ",\"type\":\"%s\",", error_type(err)));
-    TD_TRY(text_field(out, "param", param != NULL && param[0] != 0 ? param : NULL));
-    return td_buf_printf(out, ",\"code\":\"%s\"}}", td_err_code(err));
 }
 
 static td_err head(struct td_buf *b, const struct rt_reply_head *h, const char *object)
@@ -183,7 +160,7 @@ td_err rt_reply_usage_chunk(struct td_buf *out, const struct rt_reply_head *h,
 td_err rt_reply_error_event(struct td_buf *out, td_err err, const char *text)
 {
     TD_TRY(td_buf_puts(out, "data: "));
-    TD_TRY(rt_reply_error(out, err, text, NULL));
+    TD_TRY(td_http_error_json(out, err, text, NULL));
     return td_buf_puts(out, "\n\n");
 }
 

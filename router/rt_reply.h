@@ -37,9 +37,6 @@ struct rt_reply_choice {
 
 const char *rt_finish_name(enum td_finish f);
 
-/* {"error":{...}} */
-td_err rt_reply_error(struct td_buf *out, td_err err, const char *text,
-                      const char *param) TD_MUST_CHECK;
 /* A whole answer. */
 td_err rt_reply_whole(struct td_buf *out, const struct rt_reply_head *h,
                       const struct rt_reply_choice *choices, uint32_t n,

@@ -11,6 +11,7 @@
 #include "common/base/log.h"
 #include "common/base/mem.h"
 #include "common/base/rng.h"
+#include "common/io/http_error.h"
 #include "router/rt_shell_int.h"
 
 #define SWEEP_US      1000000
@@ -264,7 +265,7 @@ static td_err make_http(struct rt_shell *s)
     p.limits.max_body = s->p.max_body;
     p.handler = rt__http_public;
     p.arg = s;
-    p.error_body = rt__http_error_body;
+    p.error_body = td_http_error_body;
     TD_TRY(td_http_server_create(&p, &s->http));
     p.host = s->p.admin_host;
     p.port = s->p.admin_port;

@@ -68,9 +68,5 @@ void rt__clients_destroy(struct rt_shell *s);
 /* rt_http.c */
 void rt__http_public(void *arg, struct td_http_exchange *x);
 void rt__http_admin(void *arg, struct td_http_exchange *x);
-void rt__http_error_body(td_err err, const char *text, struct td_buf *out);
-/* Answers with an error object and its status; extra headers as needed. */
-void rt__http_refuse(struct rt_shell *s, struct td_http_exchange *x, td_err err, const char *text,
-                     const char *param, double retry_s);
 
 #endif

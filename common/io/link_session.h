@@ -30,10 +30,11 @@
 
 #include "common/base/err.h"
 
-#define TD_LINK_VERSION_MIN   1
-#define TD_LINK_VERSION_MAX   1
-#define TD_LINK_FRAME_PAYLOAD 65536u /* bigger messages are cut, and interleaved with small ones   \
-                                      */
+#define TD_LINK_VERSION_MIN 1
+#define TD_LINK_VERSION_MAX 1
+#define TD_LINK_FRAME_PAYLOAD                                                                      \
+    65536u /* bigger messages are cut, and interleaved with small ones                             \
+            */
 #define TD_LINK_MAX_FRAME   (66u * 1024) /* after the length field; checked before a byte is kept */
 #define TD_LINK_MAX_MESSAGE (16u << 20)
 #define TD_LINK_MAX_INFO    60000u
@@ -49,12 +50,13 @@
 #define TD_LINK_T_BEAT_US 5000000 /* send something at least this often */
 #define TD_LINK_T_DEAD_US                                                                          \
     10000000 /* silence that kills, and how long a session waits for a new connection */
-#define TD_LINK_T_HANDSHAKE_US 5000000
+#define TD_LINK_T_HANDSHAKE_US 3000000
 #define TD_LINK_T_LINGER_US    1000000 /* for the last bytes of a refused connection */
 #define TD_LINK_T_ACK_US       20000
 #define TD_LINK_BACKOFF_MIN_US 100000
 #define TD_LINK_BACKOFF_MAX_US 3000000
 
+#define TD_LINK_REFUSALS  2
 #define TD_LINK_NO_TARGET UINT32_MAX
 
 enum td_link_role { TD_LINK_ROUTER = 1, TD_LINK_NODE = 2 };
@@ -147,6 +149,9 @@ td_err td_link_target_add(struct td_link *l, int64_t now_us, uint32_t *out_targe
 /* Ends its session (LOST follows) and connection. The number is free for reuse after its CLOSE. */
 void td_link_target_remove(struct td_link *l, int64_t now_us, uint32_t target);
 void td_link_dial_failed(struct td_link *l, int64_t now_us, uint32_t target);
+/* The host answered that nobody listens there. After TD_LINK_REFUSALS in a row the process is taken
+ * for ended and its session is lost at once, without waiting for T_dead. */
+void td_link_dial_refused(struct td_link *l, int64_t now_us, uint32_t target);
 
 /* ---- connections ---- */
 /* An established byte stream: dialed for `target`, or accepted (TD_LINK_NO_TARGET). `nonce` must be

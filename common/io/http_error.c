@@ -1,0 +1,71 @@
+#include "common/io/http_error.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#define ERROR_BODY_MAX 65536u
+
+static td_err text_field(struct td_buf *b, const char *key, const char *s)
+{
+    TD_TRY(td_buf_printf(b, "\"%s\":", key));
+    return s != NULL ? td_buf_json_string(b, s, strlen(s)) : td_buf_puts(b, "null");
+}
+
+static const char *error_type(td_err err)
+{
+    switch (td_err_http(err)) {
+    case 401:
+        return "authentication_error";
+    case 403:
+        return "permission_error";
+    case 404:
+        return "not_found_error";
+    case 429:
+        return "rate_limit_error";
+    default:
+        return td_err_http(err) >= 500 ? "server_error" : "invalid_request_error";
+    }
+}
+
+td_err td_http_error_json(struct td_buf *out, td_err err, const char *text, const char *param)
+{
+    TD_TRY(td_buf_puts(out, "{\"error\":{"));
+    TD_TRY(text_field(out, "message", text != NULL && text[0] != 0 ? text : td_err_text(err)));
+    TD_TRY(td_buf_printf(out, ",\"type\":\"%s\",", error_type(err)));
+    TD_TRY(text_field(out, "param", param != NULL && param[0] != 0 ? param : NULL));
+    return td_buf_printf(out, ",\"code\":\"%s\"}}", td_err_code(err));
+}
+
+void td_http_error_body(td_err err, const char *text, struct td_buf *out)
+{
+    TD_IGNORE(td_http_error_json(out, err, text, NULL)); /* a cut body still has its status */
+}
+
+void td_http_refuse(struct td_http_exchange *x, td_err err, const char *text, const char *param,
+                    double retry_s)
+{
+    struct td_buf body;
+    struct td_http_header extra[5];
+    uint32_t n = 0;
+    char retry[24];
+    int status = td_err_http(err);
+    td_buf_init(&body, ERROR_BODY_MAX);
+    TD_IGNORE(td_http_error_json(&body, err, text, param)); /* a cut body still has its status */
+    if (status == 401) {
+        extra[n++] = (struct td_http_header){"WWW-Authenticate", "Bearer"};
+    }
+    if (status == 405) {
+        extra[n++] = (struct td_http_header){"Allow", "GET, HEAD, POST"};
+    }
+    if (status == 429 || status == 503) {
+        (void)snprintf(retry, sizeof retry, "%d", (int)ceil(retry_s < 1 ? 1 : retry_s));
+        extra[n++] = (struct td_http_header){"Retry-After", retry};
+        extra[n++] = (struct td_http_header){"x-tandem-dropped-reason", td_err_code(err)};
+    }
+    if (!td_err_retryable(err)) {
+        extra[n++] = (struct td_http_header){"x-should-retry", "false"};
+    }
+    td_http_respond(x, status, extra, n, "application/json", body.data, body.len);
+    td_buf_fini(&body);
+}
