@@ -35,6 +35,7 @@
 
 /* Active message ids and the header of all but slices; little endian. */
 enum xf_am { XF_AM_HELLO = 1, XF_AM_WELCOME, XF_AM_MSG, XF_AM_BYE, XF_AM_SLICE, XF_AM_IDS };
+#define XF_AM_TABLE    16          /* ids with a handler; even; the unknown ones are refused */
 #define XF_FRAME_MAGIC 0x4d464b54u /* "TKFM" */
 struct xf_frame {
     uint32_t magic, version;
@@ -244,6 +245,7 @@ void td__xf_events_discard(struct td_xfer *x);
 
 /* xfer_peer.c */
 td_err td__xf_peer_handlers(struct td_xfer *x);
+td_err td__xf_handle(struct td_xfer *x, unsigned id, ucp_am_recv_callback_t cb);
 struct xf_peer *td__xf_peer_find(struct td_xfer *x, uint64_t epoch);
 /* The live peer at this epoch and connection; counts a stale one. */
 struct xf_peer *td__xf_peer_check(struct td_xfer *x, uint64_t epoch, uint64_t to,

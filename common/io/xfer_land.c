@@ -371,14 +371,5 @@ static ucs_status_t on_slice(void *arg, const void *header, size_t header_len, v
 
 td_err td__xf_land_handlers(struct td_xfer *x)
 {
-    ucp_am_handler_param_t param = {
-        .field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
-                      UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG,
-        .id = XF_AM_SLICE,
-        .flags = UCP_AM_FLAG_WHOLE_MSG,
-        .cb = on_slice,
-        .arg = x,
-    };
-    TD_UCX("ucp_worker_set_am_recv_handler", ucp_worker_set_am_recv_handler(x->ucx.worker, &param));
-    return TD_OK;
+    return td__xf_handle(x, XF_AM_SLICE, on_slice);
 }

@@ -23,6 +23,8 @@ void rig_up(struct rig_node *n, uint64_t epoch, const struct rig_shape *s)
         .device = "lo",
         .transports = s->transports,
         .checksum = s->checksum,
+        .port_first = s->port_first,
+        .port_last = s->port_last,
     };
     assert_int_equal(td_xfer_create(&p, &n->x), TD_OK);
 }
@@ -87,7 +89,7 @@ static void tell(const struct rig_node *n)
                   "%lu stale %lu lost %lu\n",
                   n->epoch, s.posts, s.post_failed, s.slices_in, s.msgs_in, s.msgs_out, s.dropped,
                   s.refused, s.stale, s.lost);
-    for (uint32_t i = 0; i < n->n; i++) {
+    for (uint32_t i = n->n < 10 ? 0 : n->n - 10; i < n->n; i++) {
         const struct td_xfer_event *e = &n->log[i].ev;
         print_message("#  event %d epoch %lx land %lx push %lx err %d bytes %zu slices %u\n",
                       (int)e->type, e->epoch, e->land, e->push, (int)e->err, e->n_bytes,

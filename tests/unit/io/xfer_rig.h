@@ -34,6 +34,7 @@ struct rig_shape {
     const char *transports;
     uint32_t n_blocks, n_layers, slice_bytes;
     bool checksum;
+    uint32_t port_first, port_last;
 };
 
 void rig_up(struct rig_node *n, uint64_t epoch, const struct rig_shape *s);
