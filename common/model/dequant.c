@@ -218,10 +218,11 @@ static void block_q6_k(const uint8_t *b, float *out)
         int half = i / 128; /* 128 values share 64 low and 32 high bytes */
         int quarter = i % 128 / 32;
         int j = i % 32;
+        int sixteen = i / 16;
         int lo = (low[64 * half + 32 * (quarter % 2) + j] >> (quarter / 2 * 4)) & 15;
         int hi = (high[32 * half + j] >> (2 * quarter)) & 3;
 
-        out[i] = d * (float)scale[i / 16] * (float)((lo | hi << 4) - 32);
+        out[i] = d * (float)scale[sixteen] * (float)((lo | hi << 4) - 32);
     }
 }
 

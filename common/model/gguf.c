@@ -84,7 +84,7 @@ static td_err truncated(struct parse *p, const char *what)
 
 static td_err take_u32(struct parse *p, const char *what, uint32_t *out)
 {
-    const uint8_t *b;
+    const uint8_t *b = NULL;
 
     if (!take(p, 4, &b)) {
         return truncated(p, what);
@@ -95,7 +95,7 @@ static td_err take_u32(struct parse *p, const char *what, uint32_t *out)
 
 static td_err take_u64(struct parse *p, const char *what, uint64_t *out)
 {
-    const uint8_t *b;
+    const uint8_t *b = NULL;
 
     if (!take(p, 8, &b)) {
         return truncated(p, what);
@@ -107,7 +107,7 @@ static td_err take_u64(struct parse *p, const char *what, uint64_t *out)
 static td_err take_str(struct parse *p, const char *what, uint64_t max, struct td_str *out)
 {
     uint64_t n = 0;
-    const uint8_t *b;
+    const uint8_t *b = NULL;
 
     TD_TRY(take_u64(p, what, &n));
     if (n > max) {
@@ -138,7 +138,7 @@ static td_err parse_type(struct parse *p, enum td_gguf_value *out)
 
 static td_err skip_strings(struct parse *p, uint64_t n)
 {
-    struct td_str s;
+    struct td_str s = {NULL, 0};
 
     for (uint64_t i = 0; i < n; i++) {
         TD_TRY(take_str(p, "a string of an array", TD_GGUF_MAX_STRING, &s));
@@ -153,7 +153,7 @@ static td_err skip_strings(struct parse *p, uint64_t n)
 
 static td_err parse_array(struct parse *p, struct td__gguf_kv *kv)
 {
-    const uint8_t *b;
+    const uint8_t *b = NULL;
 
     TD_TRY(parse_type(p, &kv->elem));
     TD_TRY(take_u64(p, "an array length", &kv->n));
@@ -176,7 +176,7 @@ static td_err parse_array(struct parse *p, struct td__gguf_kv *kv)
 
 static td_err parse_kv(struct parse *p, struct td__gguf_kv *kv)
 {
-    struct td_str s;
+    struct td_str s = {NULL, 0};
 
     TD_TRY(take_str(p, "a metadata key", TD_GGUF_MAX_KEY, &kv->key));
     if (kv->key.len == 0) {

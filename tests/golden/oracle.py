@@ -1,4 +1,4 @@
-"""The independent oracle for the engine: a llama forward pass in numpy over weights that the `gguf` package dequantises.
+"""The independent oracle for the engine: a llama forward pass in numpy, weights dequantised by the `gguf` package.
 
     oracle.py prompts MODEL OUT [--int8] [--ids FILE]   logits of a list of prompts
     oracle.py windows MODEL TEXT OUT          four windows of 512 tokens: best token, margin, loss; float and int8
@@ -81,7 +81,8 @@ class Weight:
 
     def _halves(self, rows, block_bytes, *offsets):
         raw = self.raw.view(np.uint8).reshape(rows, -1, block_bytes)
-        return [np.ascontiguousarray(raw[..., o:o + 2]).view(np.float16)[..., 0].astype(np.float32) for o in offsets], raw
+        halves = [np.ascontiguousarray(raw[..., o:o + 2]).view(np.float16)[..., 0] for o in offsets]
+        return [h.astype(np.float32) for h in halves], raw
 
     def _steps_Q4_0(self, rows):
         return self._halves(rows, 18, 0)[0][0], None
@@ -119,7 +120,7 @@ class Weight:
 
 
 def product_int8(x, w):
-    """x [n, k] times w, rounded as the engine does. fma is float64 rounded once more: equal but for rare double rounding."""
+    """x [n, k] times w, rounded as the engine does; fma is float64 rounded again: hardly ever different."""
     qx, dx = rint_int8(x)
     qw, dw, mw = w.int8_blocks()
     parts = qw.shape[1] // qx.shape[1]  # 2 for Q6_K: two steps in each block of 32

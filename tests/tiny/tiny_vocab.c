@@ -104,12 +104,12 @@ static bool best_pair(struct trainer *t, const bool *spaced, uint16_t *out_a, ui
             t->counts[t->sym[i]][t->sym[i + 1]]++;
         }
     }
-    for (uint16_t a = 0; a < TD_TINY_MAX_TOKENS; a++) {
-        for (uint16_t b = 0; b < TD_TINY_MAX_TOKENS; b++) {
+    for (uint32_t a = 0; a < TD_TINY_MAX_TOKENS; a++) {
+        for (uint32_t b = 0; b < TD_TINY_MAX_TOKENS; b++) {
             if (t->counts[a][b] > best) {
                 best = t->counts[a][b];
-                *out_a = a;
-                *out_b = b;
+                *out_a = (uint16_t)a;
+                *out_b = (uint16_t)b;
             }
         }
     }

@@ -34,11 +34,11 @@ static inline void read_whole(const char *path, struct td_buf *out)
     uint8_t chunk[65536];
     size_t n;
 
+    td_buf_init(out, (size_t)1 << 30);
     if (f == NULL) {
         fail_msg("%s cannot be opened", path);
         return;
     }
-    td_buf_init(out, (size_t)1 << 30);
     while ((n = fread(chunk, 1, sizeof chunk, f)) > 0) {
         assert_int_equal(td_buf_append(out, chunk, n), TD_OK);
     }
