@@ -92,15 +92,15 @@ void td_mac_tag(struct td_mac *m, const struct td_piece *pieces, size_t n,
     memcpy(out, full, TD_MAC_BYTES);
 }
 
-void td_hmac_sha256(const uint8_t *key, size_t key_len, const struct td_piece *pieces, size_t n,
-                    uint8_t out[TD_SHA256_BYTES])
+td_err td_hmac_sha256(const uint8_t *key, size_t key_len, const struct td_piece *pieces, size_t n,
+                      uint8_t out[TD_SHA256_BYTES])
 {
     struct td_mac *m = NULL;
-    td_err e = td_mac_create(&m);
-    TD_INSIST(e == TD_OK); /* a few hundred bytes, at boot and once per handshake */
+    TD_TRY(td_mac_create(&m));
     set_key(m, key, key_len);
     full_tag(m, pieces, n, out);
     (void)td_mac_destroy(m);
+    return TD_OK;
 }
 
 bool td_equal_secret(const void *a, const void *b, size_t len)

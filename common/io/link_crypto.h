@@ -23,8 +23,8 @@ struct td_piece {
 };
 
 void td_sha256(const struct td_piece *pieces, size_t n, uint8_t out[TD_SHA256_BYTES]);
-void td_hmac_sha256(const uint8_t *key, size_t key_len, const struct td_piece *pieces, size_t n,
-                    uint8_t out[TD_SHA256_BYTES]);
+td_err td_hmac_sha256(const uint8_t *key, size_t key_len, const struct td_piece *pieces, size_t n,
+                      uint8_t out[TD_SHA256_BYTES]) TD_MUST_CHECK;
 /* In time that depends on len only. */
 bool td_equal_secret(const void *a, const void *b, size_t len);
 /* Overwrites a secret so that the compiler keeps it. */

@@ -196,8 +196,8 @@ bool link_reason_parse(const uint8_t *data, size_t len, td_err *out_err, char te
 
 /* ---- keys ---- */
 
-void link_derive_keys(const struct td_link_key *key, const uint8_t *hello, size_t hello_len,
-                      const uint8_t *challenge, size_t challenge_len, struct link_keys *out)
+td_err link_derive_keys(const struct td_link_key *key, const uint8_t *hello, size_t hello_len,
+                        const uint8_t *challenge, size_t challenge_len, struct link_keys *out)
 {
     static const char purpose[] = "tandem link 1", dialer[] = "dialer", listener[] = "listener";
     uint8_t lens[8], transcript[TD_SHA256_BYTES], root[TD_SHA256_BYTES];
@@ -206,13 +206,17 @@ void link_derive_keys(const struct td_link_key *key, const uint8_t *hello, size_
     td_sha256(
         (struct td_piece[]){{lens, sizeof lens}, {hello, hello_len}, {challenge, challenge_len}}, 3,
         transcript);
-    td_hmac_sha256(key->secret, key->secret_len,
-                   (struct td_piece[]){{purpose, sizeof purpose}, {transcript, sizeof transcript}},
-                   2, root);
-    td_hmac_sha256(root, sizeof root, (struct td_piece[]){{dialer, sizeof dialer}}, 1, out->dialer);
-    td_hmac_sha256(root, sizeof root, (struct td_piece[]){{listener, sizeof listener}}, 1,
-                   out->listener);
+    TD_TRY(td_hmac_sha256(
+        key->secret, key->secret_len,
+        (struct td_piece[]){{purpose, sizeof purpose}, {transcript, sizeof transcript}}, 2, root));
+    td_err e = td_hmac_sha256(root, sizeof root, (struct td_piece[]){{dialer, sizeof dialer}}, 1,
+                              out->dialer);
+    if (e == TD_OK) {
+        e = td_hmac_sha256(root, sizeof root, (struct td_piece[]){{listener, sizeof listener}}, 1,
+                           out->listener);
+    }
     td_wipe(root, sizeof root);
+    return e;
 }
 
 uint64_t link_session_id(const uint8_t dialer_nonce[TD_LINK_NONCE],

@@ -88,8 +88,9 @@ bool link_reason_parse(const uint8_t *data, size_t len, td_err *out_err, char te
 struct link_keys {
     uint8_t dialer[TD_SHA256_BYTES], listener[TD_SHA256_BYTES];
 };
-void link_derive_keys(const struct td_link_key *key, const uint8_t *hello, size_t hello_len,
-                      const uint8_t *challenge, size_t challenge_len, struct link_keys *out);
+td_err link_derive_keys(const struct td_link_key *key, const uint8_t *hello, size_t hello_len,
+                        const uint8_t *challenge, size_t challenge_len,
+                        struct link_keys *out) TD_MUST_CHECK;
 /* Nonzero. */
 uint64_t link_session_id(const uint8_t dialer_nonce[TD_LINK_NONCE],
                          const uint8_t listener_nonce[TD_LINK_NONCE]);

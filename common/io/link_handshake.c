@@ -40,11 +40,11 @@ static bool set_keys(struct td_link *l, struct link_conn *c, const uint8_t *chal
 {
     struct link_keys keys;
     if ((c->mac_in == NULL && td_mac_create(&c->mac_in) != TD_OK) ||
-        (c->mac_out == NULL && td_mac_create(&c->mac_out) != TD_OK)) {
-        link_conn_kill(l, c);
+        (c->mac_out == NULL && td_mac_create(&c->mac_out) != TD_OK) ||
+        link_derive_keys(c->key, c->hello, c->hello_len, challenge, len, &keys) != TD_OK) {
+        link_conn_kill(l, c); /* out of memory: the dialer comes again */
         return false;
     }
-    link_derive_keys(c->key, c->hello, c->hello_len, challenge, len, &keys);
     td_mac_set_key(c->mac_out, dialer ? keys.dialer : keys.listener);
     td_mac_set_key(c->mac_in, dialer ? keys.listener : keys.dialer);
     td_wipe(&keys, sizeof keys);

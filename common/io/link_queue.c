@@ -135,7 +135,7 @@ td_err link_queue_push(struct link_queue *q, uint64_t key, const uint8_t *data, 
     ring_in(lane, lane->tail, data, len);
     lane->tail += len;
     lane->msgs[(lane->msg_head + lane->msg_count) & (q->lim.queue_msgs - 1)] =
-        (struct link_msg){.key = key, .len = (uint32_t)len};
+        (struct link_msg){.key = key, .after = q->lanes[0].tail, .len = (uint32_t)len};
     lane->msg_count++;
     return TD_OK;
 }
@@ -149,7 +149,9 @@ static int choose_lane(const struct link_queue *q)
     if (q->next_cut - q->base >= q->lim.window_frames || link_queue_unacked(q) >= window) {
         return -1;
     }
-    big = big && q->unacked[TD_LINK_LANE_BIG] < window - window / 4;
+    const struct link_lane *lane = &q->lanes[TD_LINK_LANE_BIG];
+    big = big && q->unacked[TD_LINK_LANE_BIG] < window - window / 4 &&
+          lane->msgs[lane->msg_head].after <= q->lanes[0].cut;
     if (small && !(big && q->small_run >= TD_LINK_BIG_EVERY)) {
         return 0;
     }

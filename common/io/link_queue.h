@@ -23,6 +23,7 @@
 
 struct link_msg {
     uint64_t key;
+    uint64_t after;     /* in BIG: goes when SMALL has been cut up to here */
     uint32_t len, done; /* done: bytes already cut */
 };
 
