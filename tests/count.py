@@ -38,6 +38,8 @@ def main():
         passed += good
         failed += bad
         slow.append((test["duration"], test["name"]))
+        if test["result"] == "SKIP":
+            print(f"skipped {test['name']}", file=sys.stderr)
         if bad:
             print(f"FAILED {test['name']}: {test['result']}", file=sys.stderr)
     for seconds, name in sorted(slow, reverse=True)[:5]:
