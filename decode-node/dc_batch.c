@@ -232,7 +232,7 @@ static void settle_row(struct dc_core *c, struct dc_seq *s, td_err err)
         start_stream(c, s);
     }
     if (s->finish != TD_FINISH_NONE) {
-        td_growth_seen(&c->growth, s->n_out - s->w.n_replayed);
+        td_growth_seen(&c->growth, s->n_out, s->finish == TD_FINISH_LENGTH);
         dc_end(c, s, TD_OK, s->finish == TD_FINISH_STOP ? "stop token" : "length");
     }
 }

@@ -76,7 +76,7 @@ static void take_over(struct dc_core *c, struct dc_seq *s)
             nd_work_finish(&s->w, c->p.engine->max_model_len, s->w.n_replayed, s->first_token);
     }
     if (s->finish != TD_FINISH_NONE) {
-        td_growth_seen(&c->growth, 1);
+        td_growth_seen(&c->growth, 1, s->finish == TD_FINISH_LENGTH);
         dc_say_token(c, s, s->w.n_replayed, s->first_token, s->first_logprob, s->finish);
         nd_tokens_flush(c->tokens, 0, c->out);
         dc_end(c, s, TD_OK, "answered by its first token");

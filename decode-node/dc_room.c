@@ -15,6 +15,8 @@ static struct dc_seq *holder_at(const struct dc_core *c, uint32_t i)
     return s != NULL && s->state != DC_ENDING ? s : NULL;
 }
 
+#define ROOM_MARGIN 32 /* one block in so many is kept out of the account */
+
 static struct td_growth_seq expected(const struct dc_core *c, const struct dc_seq *s)
 {
     uint32_t max_out = nd_work_max_output(&s->w, c->p.engine->max_model_len);
@@ -39,7 +41,9 @@ static bool fits(struct dc_core *c, const struct dc_seq *newcomer)
         return true; /* alone: it runs as far as the pool goes */
     }
     c->account[n++] = expected(c, newcomer);
+    /* The rest pays for what the account cannot see: when a landing request starts to grow. */
     uint32_t usable = td_kv_pool_size(c->pool) - td_kv_pool_count(c->pool, TD_BLK_QUARANTINED);
+    usable -= usable / ROOM_MARGIN;
     return td_growth_peak(c->account, n, c->p.engine->layout.block_tok) <= usable;
 }
 

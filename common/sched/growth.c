@@ -2,37 +2,42 @@
 
 #include "common/base/assert.h"
 
-void td_growth_seen(struct td_growth *g, uint32_t n_out)
+void td_growth_seen(struct td_growth *g, uint32_t n_out, bool limited)
 {
-    g->len[g->at] = n_out;
-    g->at = (g->at + 1) % TD_GROWTH_WINDOW;
-    if (g->n < TD_GROWTH_WINDOW) {
+    if (g->n == TD_GROWTH_WINDOW) {
+        g->n_limited -= g->limited[g->at];
+    } else {
         g->n++;
     }
+    g->len[g->at] = n_out;
+    g->limited[g->at] = limited;
+    g->n_limited += limited;
+    g->at = (g->at + 1) % TD_GROWTH_WINDOW;
 }
 
-uint32_t td_growth_expect(const struct td_growth *g, uint32_t n_out, uint32_t max_out)
+/* Mean of the lengths seen that are longer than n_out, and a quarter more; 0: none is. */
+static uint64_t mean_longer(const struct td_growth *g, uint32_t n_out)
 {
-    if (n_out >= max_out) {
-        return max_out;
-    }
     uint64_t sum = 0;
-    uint32_t longer = 0;
+    uint64_t longer = 0;
     for (uint32_t i = 0; i < g->n; i++) {
         if (g->len[i] > n_out) {
             sum += g->len[i];
             longer++;
         }
     }
-    uint64_t expect = TD_GROWTH_PRIOR;
-    if (longer > 0) {
-        expect = (sum + longer - 1) / longer;
-    } else if (g->n > 0 || n_out >= TD_GROWTH_PRIOR) {
-        /* Longer than anything seen: it has half its length still to go. */
-        expect = (uint64_t)n_out + n_out / 2;
+    return longer > 0 ? (sum * 5 / 4 + longer - 1) / longer : 0;
+}
+
+uint32_t td_growth_expect(const struct td_growth *g, uint32_t n_out, uint32_t max_out)
+{
+    if (n_out >= max_out || (g->n >= TD_GROWTH_TRUST && g->n_limited * 2 > g->n)) {
+        return max_out;
     }
+    uint64_t expect = g->n >= TD_GROWTH_TRUST ? mean_longer(g, n_out) : TD_GROWTH_PRIOR;
     if (expect <= n_out) {
-        expect = (uint64_t)n_out + 1;
+        /* Longer than anything seen: half its length still to go. */
+        expect = (uint64_t)n_out + n_out / 2 + 1;
     }
     return expect < max_out ? (uint32_t)expect : max_out;
 }
@@ -56,22 +61,33 @@ static void sort_longest_first(struct td_growth_seq *s, uint32_t n)
     }
 }
 
+/* Blocks of the n longest at the moment the last of them ends. */
+static uint64_t blocks_at(const struct td_growth_seq *seqs, uint32_t n, uint32_t block_tok)
+{
+    uint64_t blocks = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        blocks += ((uint64_t)seqs[i].held_tok + seqs[n - 1].remain_tok + block_tok - 1) / block_tok;
+    }
+    return blocks;
+}
+
 uint32_t td_growth_peak(struct td_growth_seq *seqs, uint32_t n, uint32_t block_tok)
 {
     TD_REQUIRE(block_tok > 0);
-    if (n == 0) {
-        return 0;
-    }
     sort_longest_first(seqs, n);
     uint64_t held = 0;
     uint64_t peak = 0;
     for (uint32_t i = 0; i < n; i++) {
-        /* The moment seqs[i] ends: it and all longer ones have grown by its remainder; on average
-         * the last block of each is half full. */
         held += seqs[i].held_tok;
-        uint64_t tokens = held + (uint64_t)(i + 1) * seqs[i].remain_tok;
-        uint64_t halves = 2 * tokens + (uint64_t)(i + 1) * (block_tok - 1);
-        uint64_t blocks = (halves + 2 * block_tok - 1) / (2 * block_tok);
+        uint64_t blocks;
+        if (n <= TD_GROWTH_EXACT) {
+            blocks = blocks_at(seqs, i + 1, block_tok);
+        } else {
+            /* On average the last block of each is half full. */
+            uint64_t tokens = held + (uint64_t)(i + 1) * seqs[i].remain_tok;
+            uint64_t halves = 2 * tokens + (uint64_t)(i + 1) * (block_tok - 1);
+            blocks = (halves + 2 * block_tok - 1) / (2 * block_tok);
+        }
         peak = blocks > peak ? blocks : peak;
     }
     return peak < UINT32_MAX ? (uint32_t)peak : UINT32_MAX;
