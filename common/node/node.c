@@ -1,0 +1,299 @@
+/* Design: one function, nd__event, feeds the core and carries out what it wants, in order. Everything that happens to a
+ * node (a message, a finished step, a slice, a deadline) comes through it, and nothing else calls the core.
+ */
+#define TD_LOG_ROOM "node"
+#include "common/node/node.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/assert.h"
+#include "common/base/clock.h"
+#include "common/base/log.h"
+#include "common/base/mem.h"
+#include "common/base/rng.h"
+#include "common/io/http_error.h"
+#include "common/node/node_int.h"
+
+#define ARENA_BYTES (256u << 20)
+
+/* ---- actions ---- */
+
+static void do_step(struct td_node *n, const struct nd_action *a)
+{
+    td_ticket ticket = 0;
+    td_err err = n->p.engine->ops->submit(n->p.engine, a->rows, a->n_rows, &ticket);
+    if (err != TD_OK || ticket != n->last_ticket + 1) {
+        TD_LOG(ERROR, "engine did not take a step", "err=%s ticket=%" PRIu64 " expected=%" PRIu64,
+               td_err_code(err), ticket, n->last_ticket + 1);
+    }
+    n->last_ticket = ticket != 0 ? ticket : n->last_ticket;
+}
+
+static void do_xfer(struct td_node *n, const struct nd_action *a)
+{
+    struct td_xfer_cmd cmd = a->cmd;
+    td_err err = TD_OK;
+    if (n->xfer == NULL) {
+        TD_LOG(ERROR, "no data plane in this process", "cmd=%d", (int)cmd.type);
+        return;
+    }
+    if (a->msg != NULL) {
+        td_buf_clear(&n->out);
+        err = td_wire_encode(a->msg, &n->out);
+        cmd.bytes = n->out.data;
+        cmd.n_bytes = n->out.len;
+    }
+    err = err == TD_OK ? td_xfer_submit(n->xfer, &cmd) : err;
+    if (err != TD_OK) { /* the deadline of the work that wanted it ends that work */
+        TD_LOG(ERROR, "data plane did not take a command", "cmd=%d err=%s", (int)cmd.type,
+               td_err_code(err));
+    }
+}
+
+static void do_seq_set(struct td_node *n, const struct nd_action *a)
+{
+    td_err err = n->p.engine->ops->seq_set(n->p.engine, a->slot, a->sampling);
+    if (err != TD_OK) {
+        TD_LOG(ERROR, "engine did not take sampling settings", "slot=%u err=%s", a->slot,
+               td_err_code(err));
+    }
+}
+
+static void carry_out(struct td_node *n)
+{
+    for (uint32_t i = 0; i < n->acts.n; i++) {
+        const struct nd_action *a = &n->acts.list[i];
+        switch (a->type) {
+        case ND_DO_SEND:
+            nd__send(n, a->router_epoch, a->msg);
+            break;
+        case ND_DO_SEQ_SET:
+            do_seq_set(n, a);
+            break;
+        case ND_DO_STEP:
+            do_step(n, a);
+            break;
+        case ND_DO_XFER:
+            do_xfer(n, a);
+            break;
+        case ND_DO_OBSERVE:
+            nd_metrics_observe(n->metrics, a->metric, a->value);
+            break;
+        }
+    }
+    if (n->acts.overflow) {
+        TD_LOG(ERROR, "action list overflow", "max=%d", ND_MAX_ACTIONS);
+    }
+}
+
+void nd__event(struct td_node *n, const struct nd_event *ev)
+{
+    nd_actions_reset(&n->acts);
+    n->p.role->step(n->core, td_now_us(), ev, &n->acts);
+    carry_out(n);
+    td_timer_set(n->core_timer, n->p.role->next_deadline(n->core));
+    nd__state_publish(n);
+}
+
+void nd__state(struct td_node *n, struct td_wire_state *out)
+{
+    memset(out, 0, sizeof *out);
+    n->p.role->state(n->core, out);
+    out->role = n->p.role_told;
+    out->ready = true;
+    out->draining = out->draining || n->draining;
+}
+
+/* ---- sources of events ---- */
+
+static void on_core_timer(void *arg)
+{
+    struct nd_event ev = {.type = ND_EV_TICK};
+    nd__event(arg, &ev);
+}
+
+static void on_engine(void *arg, unsigned ready)
+{
+    (void)ready;
+    struct td_node *n = arg;
+    struct td_step_result r;
+    while (n->p.engine->ops->poll(n->p.engine, &r) == TD_OK) {
+        nd_metrics_step(n->metrics, r.exec_us);
+        struct nd_event ev = {.type = ND_EV_STEP, .step = &r};
+        nd__event(n, &ev);
+    }
+}
+
+static void xfer_message(struct td_node *n, struct nd_event *ev)
+{
+    static struct td_wire_msg msg; /* loop thread only; lives for one event */
+    td_arena_reset(n->arena);
+    td_err err = td_wire_decode(ev->xfer->bytes, ev->xfer->n_bytes, n->arena, &msg);
+    if (err != TD_OK) {
+        TD_LOG(ERROR, "peer sent an unreadable message", "peer=%016" PRIx64 " err=%s, dropping it",
+               ev->xfer->epoch, td_err_code(err));
+        nd_metrics_observe(n->metrics, ND_M_STALE, 1);
+        return;
+    }
+    ev->msg = &msg;
+    nd__event(n, ev);
+}
+
+static void on_xfer(void *arg, unsigned ready)
+{
+    (void)ready;
+    struct td_node *n = arg;
+    struct td_xfer_event x;
+    while (td_xfer_poll(n->xfer, &x)) {
+        struct nd_event ev = {.type = ND_EV_XFER, .xfer = &x};
+        nd_metrics_xfer(n->metrics, &x);
+        if (x.type == TD_XFER_MSG) {
+            xfer_message(n, &ev);
+        } else {
+            nd__event(n, &ev);
+        }
+    }
+}
+
+/* ---- life ---- */
+
+static td_err make_core(struct td_node *n)
+{
+    const struct td_engine_info *info = n->p.engine->ops->info(n->p.engine);
+    struct nd_core_params p = {.epoch = n->epoch,
+                               .name = n->name,
+                               .engine = info,
+                               .layout_id = td_kv_layout_id(&info->layout),
+                               .max_seqs = n->p.max_seqs,
+                               .max_queue = n->p.max_queue,
+                               .max_batched_tokens = n->p.max_batched_tokens,
+                               .chunk_tokens = n->p.chunk_tokens,
+                               .t_stall_us = (int64_t)(5000000 * n->p.time_scale),
+                               .t_lease_us = (int64_t)(30000000 * n->p.time_scale),
+                               .local_prefill = n->p.role_told == TD_ROLE_BOTH};
+    TD_TRY(nd_core_params_check(&p));
+    TD_TRY(n->p.role->create(&p, &n->core));
+    TD_TRY(nd_actions_init(&n->acts));
+    n->arena = td_arena_create(ARENA_BYTES);
+    return n->arena != NULL ? TD_OK : TD_ERR_NO_MEMORY;
+}
+
+static td_err make_xfer(struct td_node *n)
+{
+    struct td_xfer_params p = {.epoch = n->epoch,
+                               .engine = n->p.engine,
+                               .device = n->p.kv_device,
+                               .transports = n->p.kv_transports,
+                               .port_first = n->p.kv_port_first,
+                               .port_last = n->p.kv_port_last,
+                               .trust_network = n->p.kv_trust_network,
+                               .checksum = n->p.kv_checksum};
+    if (!n->p.data_plane) {
+        return TD_OK;
+    }
+    TD_TRY(td_xfer_create(&p, &n->xfer));
+    return td_watch_create(n->p.loop, "nd-xfer", td_xfer_event_fd(n->xfer), TD_WATCH_READ, on_xfer,
+                           n, &n->xfer_watch);
+}
+
+static td_err make_admin(struct td_node *n)
+{
+    struct td_http_server_params p;
+    td_http_server_defaults(&p);
+    p.loop = n->p.loop;
+    p.host = n->p.admin_host;
+    p.port = n->p.admin_port;
+    p.limits.max_body = 65536;
+    p.max_connections = 256;
+    p.max_per_address = 256;
+    p.handler = nd__admin;
+    p.arg = n;
+    p.error_body = td_http_error_body;
+    return td_http_server_create(&p, &n->admin);
+}
+
+static td_err make_all(struct td_node *n)
+{
+    TD_TRY(make_core(n));
+    TD_TRY(nd_metrics_create(n, &n->metrics));
+    TD_TRY(td_timer_create(n->p.loop, "nd-core", on_core_timer, n, &n->core_timer));
+    TD_TRY(td_timer_create(n->p.loop, "nd-state", nd__state_timer, n, &n->state_timer));
+    TD_TRY(td_watch_create(n->p.loop, "nd-engine", n->p.engine->ops->event_fd(n->p.engine),
+                           TD_WATCH_READ, on_engine, n, &n->engine_watch));
+    TD_TRY(make_xfer(n));
+    TD_TRY(make_admin(n));
+    TD_TRY(nd__links_create(n)); /* tells routers the admin port */
+    td_timer_set(n->state_timer, td_now_us() + ND_STATE_IDLE_US);
+    return TD_OK;
+}
+
+td_err td_node_create(const struct td_node_params *p, struct td_node **out_node)
+{
+    struct td_node *n = td_zalloc(1, sizeof *n);
+    if (n == NULL) {
+        return TD_ERR_NO_MEMORY;
+    }
+    n->p = *p;
+    (void)snprintf(n->name, sizeof n->name, "%s", p->name);
+    n->epoch = td_rng_u64_secure() | 1;
+    n->started_us = td_now_us();
+    td_buf_init(&n->out, TD_WIRE_MAX_BYTES);
+    td_err err = make_all(n);
+    if (err != TD_OK) {
+        td_node_destroy(n);
+        return err;
+    }
+    TD_LOG(INFO, "node listening", "node=%s epoch=%016" PRIx64 " role=%s control=%s admin=%s:%u",
+           n->name, n->epoch, p->role_told == TD_ROLE_BOTH ? "both" : p->role->name,
+           td_node_control_url(n), p->admin_host, td_node_admin_port(n));
+    *out_node = n;
+    return TD_OK;
+}
+
+struct td_node *td_node_destroy(struct td_node *n)
+{
+    if (n == NULL) {
+        return NULL;
+    }
+    td_http_server_destroy(n->admin);
+    td_link_nng_destroy(n->links);
+    td_watch_destroy(n->xfer_watch);
+    td_watch_destroy(n->engine_watch);
+    td_xfer_destroy(n->xfer);
+    td_timer_destroy(n->core_timer);
+    td_timer_destroy(n->state_timer);
+    if (n->core != NULL) {
+        n->p.role->destroy(n->core);
+    }
+    nd_actions_fini(&n->acts);
+    nd_metrics_destroy(n->metrics);
+    td_arena_destroy(n->arena);
+    td_buf_fini(&n->out);
+    free(n);
+    return NULL;
+}
+
+const char *td_node_control_url(const struct td_node *n)
+{
+    return td_link_nng_listen_url(n->links, 0);
+}
+
+uint16_t td_node_admin_port(const struct td_node *n)
+{
+    return td_http_server_port(n->admin);
+}
+
+void td_node_drain(struct td_node *n, int64_t limit_us)
+{
+    struct nd_event ev = {.type = ND_EV_DRAIN, .deadline_us = td_now_us() + limit_us};
+    n->draining = true;
+    nd__event(n, &ev);
+}
+
+bool td_node_idle(const struct td_node *n)
+{
+    return n->p.role->work_count(n->core) == 0;
+}

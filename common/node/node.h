@@ -1,0 +1,54 @@
+/* node.h - a node process around one role: engine, control link, data plane, admin port.
+ *
+ * What: feeds the role's core (common/node/core.h) and carries out its actions; publishes load to the routers; serves
+ * probes, metrics and the list of waits. The role comes in as a table of operations, so this room knows no role.
+ * Owner: main(). Thread: loop; the engine and the data plane bring their own threads behind their interfaces.
+ * Bounds: ND_MAX_ROUTERS sessions. Failure: creation fails with an error, logged; afterwards a bug of the core (an action
+ * that does not fit) is logged and counted, and its deadlines end the work concerned.
+ */
+#ifndef TD_NODE_NODE_H
+#define TD_NODE_NODE_H
+
+#include <stdint.h>
+
+#include "common/base/err.h"
+#include "common/io/link_session.h"
+#include "common/io/loop.h"
+#include "common/model/engine.h"
+#include "common/model/model.h"
+#include "common/node/core.h"
+
+struct td_node_params {
+    struct td_loop *loop; /* borrowed, like everything here */
+    const struct nd_role_ops *role;
+    enum td_role role_told; /* what routers are told: TD_ROLE_BOTH for decode with local prefill */
+    const char *name, *model_name;
+    struct td_engine *engine;
+    const struct td_model *model;
+    const struct td_link_key *keys;
+    uint32_t n_keys;
+    const char *control_url; /* tcp://host:port, port 0: a free one */
+    const char *admin_host;
+    uint16_t admin_port;
+    bool data_plane; /* false: no UCX (role both serving alone) */
+    const char *kv_device, *kv_transports;
+    uint32_t kv_port_first, kv_port_last;
+    bool kv_trust_network, kv_checksum;
+    uint32_t max_seqs, max_queue, max_batched_tokens, chunk_tokens;
+    double time_scale;
+    bool metrics_vllm; /* also the names of interfaces.md 2.1 */
+};
+
+struct td_node;
+
+td_err td_node_create(const struct td_node_params *p, struct td_node **out_node) TD_MUST_CHECK;
+struct td_node *td_node_destroy(struct td_node *n);
+/* Real addresses. */
+const char *td_node_control_url(const struct td_node *n);
+uint16_t td_node_admin_port(const struct td_node *n);
+/* Admits nothing new; what runs goes on until the limit. */
+void td_node_drain(struct td_node *n, int64_t limit_us);
+/* True when no work is known any more. */
+bool td_node_idle(const struct td_node *n);
+
+#endif

@@ -1,0 +1,111 @@
+#define TD_LOG_ROOM "node"
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/clock.h"
+#include "common/base/log.h"
+#include "common/base/mem.h"
+#include "common/io/http_error.h"
+#include "common/node/node_int.h"
+
+#define BODY_MAX  (8u << 20)
+#define MAX_WAITS 4096
+
+struct call {
+    struct td_node *n;
+    struct td_http_exchange *x;
+};
+
+static void respond(struct call *c, td_err err, const struct td_buf *b, const char *type)
+{
+    if (err != TD_OK) {
+        td_http_refuse(c->x, err, "the answer does not fit into memory", NULL, 1);
+        return;
+    }
+    td_http_respond(c->x, 200, NULL, 0, type, b->data, b->len);
+}
+
+static void h_ready(struct call *c)
+{
+    if (c->n->draining) {
+        td_http_refuse(c->x, TD_ERR_DRAINING, "this node is draining", NULL, 1);
+        return;
+    }
+    td_http_respond(c->x, 200, NULL, 0, "application/json", "{\"status\":\"ok\"}", 15);
+}
+
+static void h_alive(struct call *c)
+{
+    td_http_respond(c->x, 200, NULL, 0, "application/json", "{\"status\":\"ok\"}", 15);
+}
+
+static void h_version(struct call *c)
+{
+    static const char body[] = "{\"version\":\"" TD_VERSION "\"}";
+    td_http_respond(c->x, 200, NULL, 0, "application/json", body, sizeof body - 1);
+}
+
+static void h_metrics(struct call *c)
+{
+    struct td_buf b;
+    td_buf_init(&b, BODY_MAX);
+    td_err err = nd_metrics_write(c->n->metrics, &b);
+    respond(c, err, &b, "text/plain; version=0.0.4; charset=utf-8");
+    td_buf_fini(&b);
+}
+
+static td_err waits_json(const struct nd_wait *w, uint32_t n, struct td_buf *b)
+{
+    int64_t now = td_now_us();
+    TD_TRY(td_buf_puts(b, "{\"waits\":["));
+    for (uint32_t i = 0; i < n; i++) {
+        TD_TRY(td_buf_printf(b,
+                             "%s{\"router\":\"%016" PRIx64 "\",\"counter\":%" PRIu64
+                             ",\"attempt\":%u,\"what\":\"%s\","
+                             "\"age_us\":%" PRId64 ",\"deadline_in_us\":%" PRId64 "}",
+                             i > 0 ? "," : "", w[i].id.router_epoch, w[i].id.counter,
+                             w[i].id.attempt, w[i].what, now - w[i].since_us,
+                             w[i].deadline_us == TD_NEVER ? -1 : w[i].deadline_us - now));
+    }
+    return td_buf_puts(b, "]}");
+}
+
+static void h_waits(struct call *c)
+{
+    TD_CLEANUP(td_freep) struct nd_wait *w = td_zalloc(MAX_WAITS, sizeof *w);
+    struct td_buf b;
+    td_buf_init(&b, BODY_MAX);
+    td_err err = w != NULL ? TD_OK : TD_ERR_NO_MEMORY;
+    if (err == TD_OK) {
+        err = waits_json(w, c->n->p.role->waits(c->n->core, w, MAX_WAITS), &b);
+    }
+    respond(c, err, &b, "application/json");
+    td_buf_fini(&b);
+}
+
+static const struct {
+    const char *path;
+    void (*handle)(struct call *c);
+} routes[] = {
+    {"/health", h_ready},    {"/readyz", h_ready},    {"/readiness", h_ready},
+    {"/livez", h_alive},     {"/liveness", h_alive},  {"/startupz", h_alive},
+    {"/version", h_version}, {"/metrics", h_metrics}, {"/debug/waits", h_waits},
+};
+
+void nd__admin(void *arg, struct td_http_exchange *x)
+{
+    struct call c = {.n = arg, .x = x};
+    const struct td_http_request *r = td_http_exchange_request(x);
+    for (size_t i = 0; i < TD_COUNT(routes); i++) {
+        if (strcmp(routes[i].path, r->path) == 0) {
+            if (strcmp(r->method, "GET") != 0 && strcmp(r->method, "HEAD") != 0) {
+                td_http_refuse(x, TD_ERR_METHOD, NULL, NULL, 1);
+                return;
+            }
+            routes[i].handle(&c);
+            return;
+        }
+    }
+    td_http_refuse(x, TD_ERR_NOT_FOUND, NULL, NULL, 1);
+}

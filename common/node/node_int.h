@@ -1,0 +1,60 @@
+/* node_int.h - what the parts of the node shell share: node.c (life, core, engine), node_link.c (routers, load),
+ * node_admin.c (HTTP), node_metrics.c (figures). Not for others.
+ */
+#ifndef TD_NODE_NODE_INT_H
+#define TD_NODE_NODE_INT_H
+
+#include "common/base/arena.h"
+#include "common/base/buf.h"
+#include "common/io/http_server.h"
+#include "common/io/link_nng.h"
+#include "common/node/node.h"
+#include "common/node/node_metrics.h"
+
+#define ND_STATE_MIN_US  50000   /* between two reports of load */
+#define ND_STATE_IDLE_US 1000000 /* a report at least so often */
+
+struct nd_router { /* an attached router */
+    uint64_t epoch, session;
+    uint64_t state_seq;
+    bool full_wanted;
+};
+
+struct td_node {
+    struct td_node_params p;
+    char name[TD_WIRE_MAX_NAME];
+    uint64_t epoch;
+    void *core; /* owned, like all below */
+    struct nd_actions acts;
+    struct td_arena *arena; /* of decoded messages */
+    struct td_buf out;      /* encoded message in the making */
+    struct td_link_nng *links;
+    struct td_xfer *xfer; /* NULL without a data plane */
+    struct td_http_server *admin;
+    struct td_timer *core_timer, *state_timer;
+    struct td_watch *engine_watch, *xfer_watch;
+    struct nd_metrics *metrics;
+    struct nd_router routers[ND_MAX_ROUTERS];
+    uint32_t n_routers;
+    struct td_wire_state last_state;
+    int64_t state_sent_us, started_us;
+    td_ticket last_ticket;
+    bool draining;
+};
+
+/* node.c */
+void nd__event(struct td_node *n, const struct nd_event *ev);
+/* Fills everything but seq and full. */
+void nd__state(struct td_node *n, struct td_wire_state *out);
+
+/* node_link.c */
+td_err nd__links_create(struct td_node *n) TD_MUST_CHECK;
+void nd__send(struct td_node *n, uint64_t router_epoch, const struct td_wire_msg *m);
+/* Reports load to the routers when it changed or is due. */
+void nd__state_publish(struct td_node *n);
+void nd__state_timer(void *arg);
+
+/* node_admin.c */
+void nd__admin(void *arg, struct td_http_exchange *x);
+
+#endif

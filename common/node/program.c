@@ -1,0 +1,379 @@
+#define TD_LOG_ROOM "node"
+#include "common/node/program.h"
+
+#include <inttypes.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "common/base/clock.h"
+#include "common/base/config.h"
+#include "common/base/log.h"
+#include "common/base/mem.h"
+#include "common/base/thread.h"
+#include "common/io/link_keys.h"
+#include "common/model/cpu_engine.h"
+#include "common/model/model.h"
+#include "common/node/node.h"
+
+struct options {
+    char *model, *name, *cluster_key_file, *listen, *admin_host, *kv_device, *kv_transports,
+        *kv_port_range, *port_file;
+    char *host, *front_admin_host, *api_key_file, *chat_template, *served_name, *numerics;
+    struct td_str_list served_names;
+    int64_t admin_port, port, front_admin_port, max_model_len, max_seqs, max_queue, batched_tokens,
+        chunk, blocks, threads;
+    double drain_s, time_scale, budget_s, kv_memory_gib;
+    int role, isa, log_level, log_format;
+    bool trust_network, kv_checksum, vllm;
+};
+
+#define OPT(n, t, d, u, lo, hi, ch, cls, h, f)                                                     \
+    {                                                                                              \
+        n, TD_OPT_##t, d, u, lo, hi, ch, TD_OPT_##cls, h, offsetof(struct options, f)              \
+    }
+
+static const struct td_opt opts[] = {
+    OPT("model", STRING, "", "path", 0, 0, NULL, BOOT, "GGUF file to serve", model),
+    OPT("served-model-name", LIST, "", "", 0, 0, NULL, BOOT,
+        "names in metrics and, with --role both, for clients", served_names),
+    OPT("role", ENUM, "default", "", 0, 0, "default|prefill|decode|both", BOOT,
+        "default follows the program; both serves the API alone, without a router", role),
+    OPT("name", STRING, "", "", 0, 0, NULL, BOOT,
+        "of this node, in logs and at the routers; default role and port", name),
+    OPT("cluster-key-file", STRING, "", "path", 0, 0, NULL, BOOT,
+        "lines 'key-id secret' shared with routers", cluster_key_file),
+    OPT("listen", STRING, "tcp://127.0.0.1:8101", "url", 0, 0, NULL, BOOT,
+        "control address; port 0 picks a free one", listen),
+    OPT("admin-host", STRING, "127.0.0.1", "address", 0, 0, NULL, BOOT,
+        "where probes and Prometheus connect", admin_host),
+    OPT("admin-port", INT, "8100", "", 0, 65535, NULL, BOOT,
+        "probes and metrics; 0 picks a free one", admin_port),
+    OPT("port-file", STRING, "", "path", 0, 0, NULL, BOOT,
+        "writes 'control URL' and 'admin PORT' there when listening", port_file),
+    OPT("kv-device", STRING, "lo", "", 0, 0, NULL, BOOT,
+        "network device of the data plane (UCX_NET_DEVICES)", kv_device),
+    OPT("kv-transports", STRING, "", "", 0, 0, NULL, BOOT,
+        "UCX transports (UCX_TLS); empty chooses", kv_transports),
+    OPT("kv-port-range", STRING, "0", "", 0, 0, NULL, BOOT,
+        "TCP ports of the data plane, first-last; 0: any", kv_port_range),
+    OPT("kv-trust-network", BOOL, "false", "", 0, 0, NULL, BOOT,
+        "allow UCX over TCP beyond loopback: whoever reaches that port can write this process's "
+        "memory",
+        trust_network),
+    OPT("kv-checksum", BOOL, "false", "", 0, 0, NULL, DEBUG, "checksum every slice (tests)",
+        kv_checksum),
+    OPT("max-model-len", INT, "0", "tokens", 0, 16777216, NULL, BOOT,
+        "context limit; 0 is the model's", max_model_len),
+    OPT("max-num-seqs", INT, "64", "", 1, 4096, NULL, BOOT, "requests in the batch at once",
+        max_seqs),
+    OPT("max-queue", INT, "1024", "", 1, 65536, NULL, BOOT, "requests waiting on this node",
+        max_queue),
+    OPT("max-num-batched-tokens", INT, "512", "tokens", 16, 65536, NULL, BOOT,
+        "tokens of one engine step", batched_tokens),
+    OPT("prefill-chunk", INT, "256", "tokens", 16, 65536, NULL, BOOT,
+        "prompt tokens of one request in one step", chunk),
+    OPT("kv-blocks", INT, "0", "", 0, 16777216, NULL, BOOT,
+        "blocks of 16 tokens in the pool; 0: by --kv-memory", blocks),
+    OPT("kv-memory", DOUBLE, "1", "GiB", 0.001, 4096, NULL, BOOT, "memory of the KV pool",
+        kv_memory_gib),
+    OPT("threads", INT, "0", "", 0, 256, NULL, BOOT, "compute threads; 0: one for each core",
+        threads),
+    OPT("numerics", STRING, "int8", "", 0, 0, NULL, BOOT,
+        "int8 (block-exact) or f32 (the slow reference)", numerics),
+    OPT("isa", ENUM, "auto", "", 0, 0, "auto|portable|avx2|avx512|amx", DEBUG,
+        "instruction set of the kernels", isa),
+    OPT("host", STRING, "127.0.0.1", "address", 0, 0, NULL, BOOT,
+        "--role both: where clients connect", host),
+    OPT("port", INT, "8000", "", 0, 65535, NULL, BOOT, "--role both: HTTP port for clients", port),
+    OPT("router-admin-host", STRING, "127.0.0.1", "address", 0, 0, NULL, BOOT,
+        "--role both: admin address of the front", front_admin_host),
+    OPT("router-admin-port", INT, "8001", "", 0, 65535, NULL, BOOT,
+        "--role both: admin port of the front", front_admin_port),
+    OPT("api-key-file", STRING, "", "path", 0, 0, NULL, BOOT,
+        "--role both: see tandem-router --help", api_key_file),
+    OPT("chat-template", STRING, "", "path", 0, 0, NULL, BOOT,
+        "--role both: Jinja file instead of the model's", chat_template),
+    OPT("request-timeout", DOUBLE, "600", "s", 0.1, 86400, NULL, BOOT,
+        "--role both: time budget of a request", budget_s),
+    OPT("drain-timeout", DOUBLE, "120", "s", 0, 3600, NULL, BOOT,
+        "after SIGTERM, before running requests are cut", drain_s),
+    OPT("metrics-compat", BOOL, "true", "", 0, 0, NULL, BOOT, "also serve the vllm:* metric names",
+        vllm),
+    OPT("log-level", ENUM, "info", "", 0, 0, "error|warn|info|debug|trace", BOOT,
+        "lines above this level are skipped", log_level),
+    OPT("log-format", ENUM, "logfmt", "", 0, 0, "logfmt|json", BOOT, "of log lines", log_format),
+    OPT("time-scale", DOUBLE, "1", "", 0.001, 10, NULL, DEBUG,
+        "multiplies heartbeats, leases and death bounds (tests)", time_scale),
+};
+
+struct app {
+    const struct td_node_program *prog;
+    struct options o;
+    enum td_role role;
+    char name[128];
+    struct td_link_key keys[TD_LINK_MAX_KEYS];
+    uint32_t n_keys, port_first, port_last;
+    struct td_model *model;
+    struct td_engine *engine;
+    struct td_loop *loop;
+    struct td_node *node;
+    void *front; /* --role both */
+    struct td_signal *term, *intr;
+    struct td_timer *drain_timer;
+    int64_t drain_until_us;
+};
+
+/* ---- drain ---- */
+
+static void on_drain_tick(void *arg)
+{
+    struct app *a = arg;
+    bool late = td_now_us() >= a->drain_until_us;
+    bool idle = td_node_idle(a->node) && (a->front == NULL || a->prog->front->idle(a->front));
+    if (late || idle) {
+        TD_LOG(INFO, idle ? "drained" : "drain ended at its limit", "node=%s", a->name);
+        td_loop_stop(a->loop);
+        return;
+    }
+    td_timer_set(a->drain_timer, td_now_us() + 20000);
+}
+
+static void on_term(void *arg)
+{
+    struct app *a = arg;
+    if (a->drain_until_us != 0) {
+        td_loop_stop(a->loop); /* asked twice: now */
+        return;
+    }
+    TD_LOG(INFO, "draining", "node=%s limit_s=%.0f", a->name, a->o.drain_s);
+    a->drain_until_us = td_now_us() + (int64_t)(a->o.drain_s * 1e6);
+    if (a->front != NULL) {
+        a->prog->front->drain(
+            a->front); /* the front refuses new requests; the node finishes the front's */
+    } else {
+        td_node_drain(a->node, (int64_t)(a->o.drain_s * 1e6));
+    }
+    td_timer_set(a->drain_timer, td_now_us());
+}
+
+/* ---- options that need a look ---- */
+
+static td_err resolve_role(struct app *a)
+{
+    static const enum td_role roles[] = {0, TD_ROLE_PREFILL, TD_ROLE_DECODE, TD_ROLE_BOTH};
+    a->role = a->o.role == 0 ? a->prog->default_role : roles[a->o.role];
+    if (a->o.model[0] == 0) {
+        TD_LOG(ERROR, "missing option", "need=--model");
+        return TD_ERR_CONFIG;
+    }
+    if (a->o.name[0] != 0) {
+        (void)snprintf(a->name, sizeof a->name, "%.100s", a->o.name);
+    } else {
+        static const char *const names[] = {"", "prefill", "decode", "both"};
+        (void)snprintf(a->name, sizeof a->name, "%s-%" PRId64, names[a->role], a->o.admin_port);
+    }
+    return TD_OK;
+}
+
+static td_err resolve_keys(struct app *a)
+{
+    if (a->o.cluster_key_file[0] != 0) {
+        return td_link_keys_load(a->o.cluster_key_file, a->keys, &a->n_keys);
+    }
+    if (a->role != TD_ROLE_BOTH) {
+        TD_LOG(ERROR, "missing option",
+               "need=--cluster-key-file remedy=\"a file with one line: key-id secret\"");
+        return TD_ERR_CONFIG;
+    }
+    td_link_keys_random(&a->keys[0]);
+    a->n_keys = 1;
+    return TD_OK;
+}
+
+static td_err resolve_ports(struct app *a)
+{
+    char *end = NULL;
+    unsigned long first = strtoul(a->o.kv_port_range, &end, 10), last = first;
+    if (*end == '-') {
+        last = strtoul(end + 1, &end, 10);
+    }
+    if (*end != 0 || first > 65535 || last > 65535 || last < first) {
+        TD_LOG(ERROR, "bad --kv-port-range",
+               "value=%s remedy=\"first-last, for example 8110-8199\"", a->o.kv_port_range);
+        return TD_ERR_CONFIG;
+    }
+    a->port_first = (uint32_t)first;
+    a->port_last = (uint32_t)last;
+    return TD_OK;
+}
+
+/* ---- parts ---- */
+
+static uint32_t pool_blocks(const struct app *a)
+{
+    if (a->o.blocks > 0) {
+        return (uint32_t)a->o.blocks;
+    }
+    const struct td_hparams *hp = &a->model->hp;
+    double block =
+        2.0 * 2 * TD_KV_HASH_TOK * hp->n_layers * hp->n_kv_heads * hp->head_dim; /* bf16 K and V */
+    double n = a->o.kv_memory_gib * 1073741824.0 / block;
+    return n < 2 ? 2 : (n > 16777216 ? 16777216 : (uint32_t)n);
+}
+
+static td_err make_engine(struct app *a)
+{
+    static const enum td_cpu_isa isas[] = {TD_ISA_AUTO, TD_ISA_PORTABLE, TD_ISA_AVX2, TD_ISA_AVX512,
+                                           TD_ISA_AMX};
+    TD_TRY(td_model_open(a->o.model, &a->model));
+    int64_t cores = sysconf(_SC_NPROCESSORS_ONLN);
+    struct td_cpu_engine_params p = {
+        .numerics = a->o.numerics,
+        .isa = isas[a->o.isa],
+        .n_threads = (uint32_t)(a->o.threads > 0 ? a->o.threads : (cores > 0 ? cores : 1)),
+        .n_blocks = pool_blocks(a),
+        .max_rows = (uint32_t)a->o.max_seqs,
+        .max_tokens = (uint32_t)a->o.batched_tokens,
+        .max_slots = (uint32_t)a->o.max_seqs,
+        .max_model_len = (uint32_t)a->o.max_model_len};
+    int64_t start = td_now_us();
+    TD_TRY(td_cpu_engine_create(a->model, &p, &a->engine));
+    TD_LOG(INFO, "model loaded", "node=%s path=%s blocks=%u threads=%u ms=%" PRId64, a->name,
+           a->o.model, p.n_blocks, p.n_threads, (td_now_us() - start) / 1000);
+    return TD_OK;
+}
+
+static const char *model_name(const struct app *a)
+{
+    return a->o.served_names.count > 0 ? a->o.served_names.items[0] : "default";
+}
+
+static td_err make_node(struct app *a)
+{
+    struct td_node_params p = {
+        .loop = a->loop,
+        .role = a->role == TD_ROLE_PREFILL ? a->prog->prefill : a->prog->decode,
+        .role_told = a->role,
+        .name = a->name,
+        .model_name = model_name(a),
+        .engine = a->engine,
+        .model = a->model,
+        .keys = a->keys,
+        .n_keys = a->n_keys,
+        .control_url = a->role == TD_ROLE_BOTH ? "tcp://127.0.0.1:0" : a->o.listen,
+        .admin_host = a->o.admin_host,
+        .admin_port = (uint16_t)a->o.admin_port,
+        .data_plane = a->role != TD_ROLE_BOTH,
+        .kv_device = a->o.kv_device,
+        .kv_transports = a->o.kv_transports,
+        .kv_port_first = a->port_first,
+        .kv_port_last = a->port_last,
+        .kv_trust_network = a->o.trust_network,
+        .kv_checksum = a->o.kv_checksum,
+        .max_seqs = (uint32_t)a->o.max_seqs,
+        .max_queue = (uint32_t)a->o.max_queue,
+        .max_batched_tokens = (uint32_t)a->o.batched_tokens,
+        .chunk_tokens = (uint32_t)a->o.chunk,
+        .time_scale = a->o.time_scale,
+        .metrics_vllm = a->o.vllm};
+    return td_node_create(&p, &a->node);
+}
+
+static td_err make_front(struct app *a)
+{
+    static const char *const default_name[] = {"default"};
+    bool named = a->o.served_names.count > 0;
+    struct td_front_params p = {.loop = a->loop,
+                                .name = a->name,
+                                .model_path = a->o.model,
+                                .chat_template = a->o.chat_template,
+                                .host = a->o.host,
+                                .admin_host = a->o.front_admin_host,
+                                .api_key_file = a->o.api_key_file,
+                                .node_url = td_node_control_url(a->node),
+                                .served_names = named ? (const char *const *)a->o.served_names.items
+                                                      : default_name,
+                                .n_served_names = named ? a->o.served_names.count : 1,
+                                .max_model_len = (uint32_t)a->o.max_model_len,
+                                .port = (uint16_t)a->o.port,
+                                .admin_port = (uint16_t)a->o.front_admin_port,
+                                .keys = a->keys,
+                                .n_keys = a->n_keys,
+                                .time_scale = a->o.time_scale,
+                                .budget_s = a->o.budget_s};
+    return a->role == TD_ROLE_BOTH ? a->prog->front->create(&p, &a->front) : TD_OK;
+}
+
+static td_err write_ports(const struct app *a)
+{
+    char tmp[4096];
+    if (a->o.port_file[0] == 0) {
+        return TD_OK;
+    }
+    (void)snprintf(tmp, sizeof tmp, "%s.tmp", a->o.port_file);
+    FILE *f = fopen(tmp, "we");
+    bool ok = f != NULL && fprintf(f, "control %s\nadmin %u\n", td_node_control_url(a->node),
+                                   td_node_admin_port(a->node)) > 0;
+    if (ok && a->front != NULL) {
+        ok = fprintf(f, "http %u\nrouter-admin %u\n", a->prog->front->port(a->front),
+                     a->prog->front->admin_port(a->front)) > 0;
+    }
+    ok = f != NULL && fclose(f) == 0 && ok;
+    if (!ok || rename(tmp, a->o.port_file) != 0) {
+        TD_LOG(ERROR, "cannot write the port file", "path=%s", a->o.port_file);
+        return TD_ERR_IO;
+    }
+    return TD_OK;
+}
+
+static td_err run(struct app *a)
+{
+    TD_TRY(resolve_role(a));
+    TD_TRY(resolve_keys(a));
+    TD_TRY(resolve_ports(a));
+    TD_TRY(make_engine(a));
+    TD_TRY(td_loop_create(&a->loop));
+    TD_TRY(make_node(a));
+    TD_TRY(make_front(a));
+    TD_TRY(td_timer_create(a->loop, "drain", on_drain_tick, a, &a->drain_timer));
+    TD_TRY(td_signal_create(a->loop, SIGTERM, on_term, a, &a->term));
+    TD_TRY(td_signal_create(a->loop, SIGINT, on_term, a, &a->intr));
+    TD_TRY(write_ports(a));
+    td_loop_run(a->loop);
+    return TD_OK;
+}
+
+int td_node_program_main(const struct td_node_program *prog, int argc, char **argv)
+{
+    struct app a = {.prog = prog};
+    struct td_program p = {.name = prog->name,
+                           .summary = prog->summary,
+                           .opts = opts,
+                           .n_opts = TD_COUNT(opts),
+                           .struct_bytes = sizeof(struct options)};
+    enum td_config_outcome how = td_config_load(&p, argc, argv, &a.o);
+    if (how != TD_CONFIG_RUN) {
+        return how == TD_CONFIG_EXIT_OK ? 0 : 2;
+    }
+    td_log_set_level((enum td_log_level)a.o.log_level);
+    td_log_set_json(a.o.log_format == 1);
+    td_thread_enter(&td_loop, "nd-loop");
+    td_err err = run(&a);
+    td_signal_destroy(a.term);
+    td_signal_destroy(a.intr);
+    td_timer_destroy(a.drain_timer);
+    if (a.front != NULL) {
+        prog->front->destroy(a.front);
+    }
+    td_node_destroy(a.node);
+    td_loop_destroy(a.loop);
+    if (a.engine != NULL) {
+        a.engine->ops->destroy(a.engine);
+    }
+    td_model_close(a.model);
+    td_config_fini(&p, &a.o);
+    return err == TD_OK ? 0 : 1;
+}
