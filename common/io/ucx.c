@@ -223,6 +223,11 @@ static td_err set_options(ucp_config_t *cfg, const struct td_ucx_params *p)
     if (shm_allowed(p->transports)) {
         TD_TRY(set_option(cfg, "MM_ERROR_HANDLING", "y"));
     }
+    if (transport_allowed(p->transports, "tcp")) {
+        /* 8 KB by default, a system call for each: 2x the CPU time. It must not pass the receiver's buffer, whose
+         * default is this size, so that a peer with default settings can still read us. */
+        TD_TRY(set_option(cfg, "TX_SEG_SIZE", "64k"));
+    }
     /* 20 s by default: how late a dead shared-memory peer would be noticed. */
     TD_TRY(set_option(cfg, "KEEPALIVE_INTERVAL", "1s"));
     if (p->port_first != 0) {

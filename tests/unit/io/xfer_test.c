@@ -632,7 +632,7 @@ static void the_transport_in_use_has_a_name(void **state)
     struct rig_job j;
     const char *name = strcmp(*state, "tcp") == 0 ? "tcp" : "shm";
     pair_up(&t, state, &small);
-    assert_string_equal(td_xfer_transport(t.d.x, P_EPOCH), "");
+    assert_string_equal(td_xfer_transport(t.d.x, 0x7777), "");
     rig_job_make(&j, 3, 8, &t.p, &t.d, 1);
     rig_offer(&t.d, &t.p, &j);
     rig_push(&t.p, &j, D_EPOCH, 0, 8, 0, 0);
