@@ -101,6 +101,9 @@ static td_err encode_long(struct td_text_tokenizer *t, const uint8_t *w, size_t 
     }
     TD_TRY(grow(&t->syms, &t->cap_syms, len + 1, sizeof *t->syms));
     size_t n = to_symbols(t->vocab, w, len, t->syms);
+    if (n / t->vocab->longest > out->limit) { /* too many ids however it merges */
+        return TD_ERR_CONTEXT_LENGTH;
+    }
     if (n > 0) {
         TD_TRY(td_text_bpe_large(t->vocab->merges, &t->bpe, t->syms, n, &n));
     }
@@ -182,7 +185,7 @@ static td_err encode_cached(struct td_text_tokenizer *t, const uint8_t *w, size_
     }
     struct entry fresh = {{key[0], key[1]}, {NO_ID, NO_ID, NO_ID, NO_ID}};
     int32_t ids[CACHE_WORD];
-    struct sink word = {ids, CACHE_WORD, 0, 0};
+    struct sink word = {ids, CACHE_WORD, 0, SIZE_MAX};
     TD_TRY(encode_word(t, w, len, &word));
     for (size_t i = 0; i < word.n; i++) {
         emit(out, ids[i]);
@@ -237,7 +240,10 @@ static td_err run_end(struct td_text_tokenizer *t, struct run *r, struct sink *o
 {
     const uint8_t *p = r->p;
     size_t n = r->len;
-    if (n > 0 && td_text_pre_normalises(t->vocab->pre->kind)) {
+    if (n == 0) {
+        return TD_OK;
+    }
+    if (td_text_pre_normalises(t->vocab->pre->kind)) {
         TD_TRY(td_text_nfc(t->vocab->uni, &t->nfc, p, n, &p, &n));
     }
     r->len = 0;

@@ -82,43 +82,53 @@ static size_t compose(utf8proc_int32_t *cps, size_t n)
     return r < 0 ? 0 : (size_t)r;
 }
 
-/* NFC leaves a safe character alone and never joins it to the left: it has combining class 0, is
- * its own NFC, and is not the second half of any composition. */
-static void mark_unsafe(uint8_t *cls)
+/* NFC leaves a safe character alone and never joins it to the left: it has combining class 0, is its
+ * own NFC, and is not the second half of any composition. */
+static void mark_unsafe(uint8_t *cls, uint32_t cp)
 {
-    for (uint32_t cp = 0; cp < TD_TEXT_CP_COUNT; cp++) {
-        const utf8proc_property_t *prop = utf8proc_get_property((utf8proc_int32_t)cp);
-        if (prop->combining_class != 0) {
-            cls[cp] |= TD_TEXT_UNSAFE;
-        }
-        utf8proc_int32_t d[MAX_DECOMPOSED];
-        const size_t n = decompose(cp, d, MAX_DECOMPOSED);
-        if (n == 0) {
-            continue;
-        }
-        utf8proc_int32_t c[MAX_DECOMPOSED];
-        memcpy(c, d, sizeof c);
-        if (compose(c, n) == 1 && c[0] == (utf8proc_int32_t)cp) {
-            for (size_t i = 1; i < n; i++) {
-                cls[d[i]] |= TD_TEXT_UNSAFE;
-            }
-        } else {
-            cls[cp] |= TD_TEXT_UNSAFE;
-        }
+    const utf8proc_property_t *prop = utf8proc_get_property((utf8proc_int32_t)cp);
+    const bool hangul = cp >= 0xac00 && cp < 0xd7a4;
+    utf8proc_int32_t d[MAX_DECOMPOSED];
+    utf8proc_int32_t c[MAX_DECOMPOSED];
+    if (prop->combining_class != 0) {
+        cls[cp] |= TD_TEXT_UNSAFE;
     }
+    if (prop->decomp_seqindex == UINT16_MAX && !hangul) {
+        return; /* most: spares the slow question */
+    }
+    const size_t n = decompose(cp, d, MAX_DECOMPOSED);
+    if (n == 0) {
+        return;
+    }
+    memcpy(c, d, n * sizeof *c);
+    if (compose(c, n) == 1 && c[0] == (utf8proc_int32_t)cp) {
+        for (size_t i = 1; i < n; i++) {
+            cls[d[i]] |= TD_TEXT_UNSAFE;
+        }
+    } else {
+        cls[cp] |= TD_TEXT_UNSAFE;
+    }
+}
+
+/* The other planes are unassigned or for private use: no classes. */
+static bool in_use(uint32_t plane)
+{
+    return plane <= 3 || plane == 14;
 }
 
 static void fill_flat(uint8_t *cls)
 {
     for (uint32_t cp = 0; cp < TD_TEXT_CP_COUNT; cp++) {
-        cls[cp] = category_class(cp);
+        if (in_use(cp >> 16)) {
+            cls[cp] |= category_class(cp); /* a composition before it may have marked it */
+            mark_unsafe(cls, cp);
+        }
     }
     for (size_t i = 0; i < TD_COUNT(newer); i++) {
         for (uint32_t cp = newer[i].first; cp <= newer[i].last; cp++) {
             cls[cp] = newer[i].cls;
         }
     }
-    mark_unsafe(cls);
 }
 
 /* Folds equal blocks of 256; returns how many are left, moved to the front of `flat`. */

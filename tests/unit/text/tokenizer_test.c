@@ -311,6 +311,8 @@ static void a_megabyte_of_one_letter_is_merged_in_time(void **state)
     const struct td_text_encode_args args = {&seg, 1, false, 0};
     assert_int_equal(td_text_tokenizer_encode(r.tok, &args, NULL, 0, &n), TD_OK);
     assert_int_equal(n, TD_TEXT_WORD_MAX / 4);
+    const struct td_text_encode_args few = {&seg, 1, false, 100};
+    assert_int_equal(td_text_tokenizer_encode(r.tok, &few, NULL, 0, &n), TD_ERR_CONTEXT_LENGTH);
     seg.len = len;
     assert_int_equal(td_text_tokenizer_encode(r.tok, &args, NULL, 0, &n), TD_ERR_TOO_LARGE);
     seg.len = TD_TEXT_INPUT_MAX + 1; /* refused before a byte is read */
