@@ -15,6 +15,11 @@ LINE_LIMIT = 120  # of Python; C is wrapped by clang-format
 LEFTOVER = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
 TITLE = re.compile(r"^[a-z0-9_.-]+((/|, )[a-z0-9_.-]+)*: [a-z].*[^. ]$")
 TITLE_LENGTH = 72
+# Titles that were there before they were checked.
+OLD_TITLES = {
+    "router/rt_api, text/template: check request bodies; publish the template interface",
+    "node: test the core contract, and a prefill and a decode core against each other",
+}
 
 
 def git(*args):
@@ -45,6 +50,8 @@ def check_file(path):
 def check_titles():
     for line in git("log", "-n", "300", "--no-merges", "--format=%h %s").splitlines():
         commit, title = line.split(" ", 1)
+        if title in OLD_TITLES:
+            continue
         if len(title) > TITLE_LENGTH:
             yield f"commit {commit}: title of {len(title)} characters, at most {TITLE_LENGTH}: {title}"
         if not TITLE.match(title):
