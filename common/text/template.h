@@ -33,15 +33,15 @@
 
 struct td_template;
 
-td_err td_template_compile(const char *source, size_t len, struct td_template **out_template, char *err_text,
-                           size_t err_cap) TD_MUST_CHECK;
+td_err td_template_compile(const char *source, size_t len, struct td_template **out_template,
+                           char *err_text, size_t err_cap) TD_MUST_CHECK;
 struct td_template *td_template_destroy(struct td_template *t);
 TD_DEFINE_CLEANUP(struct td_template, td_template_destroy)
 
 struct td_template_args {
-    json_t *messages; /* list of objects; every string in it is the client's */
-    json_t *tools;    /* or NULL */
-    json_t *kwargs;   /* allow-listed extra variables, or NULL */
+    json_t *messages;                  /* list of objects; every string in it is the client's */
+    json_t *tools;                     /* or NULL */
+    json_t *kwargs;                    /* allow-listed extra variables, or NULL */
     const char *bos_token, *eos_token; /* trusted */
     int add_generation_prompt;
     int64_t now_s; /* for strftime_now */
@@ -55,7 +55,8 @@ struct td_template_output {
 
 /* *out is owned by the caller: td_template_output_fini(). err_text gets the reason for the client. */
 td_err td_template_render(const struct td_template *t, const struct td_template_args *args,
-                          struct td_template_output *out, char *err_text, size_t err_cap) TD_MUST_CHECK;
+                          struct td_template_output *out, char *err_text,
+                          size_t err_cap) TD_MUST_CHECK;
 void td_template_output_fini(struct td_template_output *out);
 
 #endif
