@@ -58,6 +58,19 @@ struct td_text_encode_args {
     size_t limit; /* more ids than this are an error; 0: no limit */
 };
 
+/* Ids that the call can give at most: with this much room a second call is never needed. More than
+ * one per byte, because NFC may lengthen text (threefold at worst). */
+static inline size_t td_text_encode_bound(const struct td_text_encode_args *args)
+{
+    size_t bytes = 0;
+    for (size_t i = 0; i < args->n_segs; i++) {
+        bytes += args->segs[i].len;
+    }
+    bytes = bytes < TD_TEXT_INPUT_MAX ? bytes : TD_TEXT_INPUT_MAX;
+    const size_t bound = bytes * 4 + 2;
+    return args->limit != 0 && args->limit < bound ? args->limit : bound;
+}
+
 /* Writes the first `cap` ids to out_ids and the count of all ids to *out_n, so *out_n > cap means:
  * call again with more room. cap 0 (out_ids may be NULL) counts. Stops with TD_ERR_CONTEXT_LENGTH
  * as soon as there are more than `limit` ids. On failure *out_n is untouched and out_ids undefined.

@@ -312,11 +312,12 @@ static td_err build(struct td_text_vocab *v, const struct td_text_vocab_src *src
     if (src->n_merges > TD_TEXT_MERGES_MAX || (src->n_merges > 0 && src->merges == NULL)) {
         return refuse("number of merges", src->n_merges);
     }
-    v->pre = td_text_pre_find(src->pre == NULL ? "" : src->pre);
+    const char *pre = src->pre == NULL ? "" : src->pre;
+    v->pre = td_text_pre_find(pre);
     if (v->pre == NULL) {
         char name[64];
         TD_LOG(ERROR, "pre-tokeniser is not supported", "pre=%s",
-               td_log_quote(src->pre, strlen(src->pre), name, sizeof name));
+               td_log_quote(pre, strlen(pre), name, sizeof name));
         return TD_ERR_FILE_UNSUPPORTED;
     }
     TD_TRY(add_pieces(v, src));

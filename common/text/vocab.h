@@ -20,12 +20,12 @@
 #include "common/base/err.h"
 #include "common/base/mem.h"
 
-#define TD_TEXT_VOCAB_MAX       (1u << 20)   /* tokens */
-#define TD_TEXT_MERGES_MAX      (1u << 22)   /* merge rules */
-#define TD_TEXT_PIECE_MAX       4096u        /* bytes of one piece as the file writes it */
-#define TD_TEXT_PIECE_BYTES_MAX (16u << 20)  /* bytes of all pieces together */
-#define TD_TEXT_MERGE_BYTES_MAX (128u << 20) /* bytes of all merge rules together */
-#define TD_TEXT_SPECIAL_MAX     512u         /* bytes of one control or user-defined token */
+#define TD_TEXT_VOCAB_MAX       (1u << 20)  /* tokens */
+#define TD_TEXT_MERGES_MAX      (1u << 22)  /* merge rules */
+#define TD_TEXT_PIECE_MAX       4096u       /* bytes of one piece as the file writes it */
+#define TD_TEXT_PIECE_BYTES_MAX (16u << 20) /* bytes of all pieces together */
+#define TD_TEXT_MERGE_BYTES_MAX (32u << 20) /* bytes of all merge rules together */
+#define TD_TEXT_SPECIAL_MAX     512u        /* bytes of one control or user-defined token */
 #define TD_TEXT_NO_ID           (-1)
 
 /* Token types, by the numbers of `tokenizer.ggml.token_type`. */

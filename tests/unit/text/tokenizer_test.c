@@ -283,6 +283,24 @@ static void qwen2_normalises_before_it_splits(void **state)
     close_rig(&r);
 }
 
+static void the_bound_holds_where_nfc_lengthens_the_text(void **state)
+{
+    struct rig r;
+    open_rig(&r, "qwen2");
+    r.t->src.add_space_prefix = true;
+    start(&r);
+    const struct td_text_segment seg = {"\xf0\x9d\x85\xa0", 4,
+                                        false}; /* U+1D160: 12 bytes in NFC */
+    struct td_text_encode_args args = {&seg, 1, true, 0};
+    size_t n = 0;
+    assert_int_equal(td_text_tokenizer_encode(r.tok, &args, NULL, 0, &n), TD_OK);
+    assert_int_equal(n, 14); /* with bos and the prefix */
+    assert_true(td_text_encode_bound(&args) >= n);
+    args.limit = 5;
+    assert_int_equal(td_text_encode_bound(&args), 5);
+    close_rig(&r);
+}
+
 static void the_space_prefix_is_put_before_each_run(void **state)
 {
     struct rig r;
@@ -394,6 +412,7 @@ int main(void)
         cmocka_unit_test(a_byte_without_a_token_vanishes),
         cmocka_unit_test(a_known_word_ignores_the_merges_where_the_family_says_so),
         cmocka_unit_test(qwen2_normalises_before_it_splits),
+        cmocka_unit_test(the_bound_holds_where_nfc_lengthens_the_text),
         cmocka_unit_test(the_space_prefix_is_put_before_each_run),
         cmocka_unit_test(a_megabyte_of_one_letter_is_merged_in_time),
         cmocka_unit_test(long_words_agree_with_their_parts),

@@ -210,6 +210,56 @@ static void hostile_counts_and_ids_are_refused(void **state)
     refused(t, TD_ERR_FILE_FORMAT);
 }
 
+static void pieces_and_merges_have_a_maximum_together(void **state)
+{
+    enum { N_PIECES = TD_TEXT_PIECE_BYTES_MAX / TD_TEXT_PIECE_MAX };
+    enum { N_MERGES = TD_TEXT_MERGE_BYTES_MAX / (TD_TEXT_PIECE_MAX + 1) };
+    char *big = malloc(TD_TEXT_PIECE_MAX + 1);
+    struct td_text_str *strs = calloc(N_PIECES + N_MERGES, sizeof *strs);
+    struct tiny *t = tiny_new("gpt-2");
+    struct td_text_vocab *v = NULL;
+    assert_non_null(big);
+    assert_non_null(strs);
+    memset(big, 'a', TD_TEXT_PIECE_MAX + 1);
+    for (size_t i = 0; i <= N_PIECES; i++) {
+        strs[i] = (struct td_text_str){big, TD_TEXT_PIECE_MAX};
+    }
+    strs[0].len = 1;
+    t->src.pieces = strs;
+    t->src.token_type = NULL;
+    t->src.n_tokens = N_PIECES;
+    assert_int_equal(td_text_vocab_create(&t->src, &v), TD_OK);
+    v = td_text_vocab_destroy(v);
+    strs[0].len = TD_TEXT_PIECE_MAX;
+    strs[1].len = 1;
+    t->src.n_tokens = N_PIECES + 1;
+    td_log_set_fd(-1);
+    assert_int_equal(td_text_vocab_create(&t->src, &v), TD_ERR_FILE_FORMAT);
+    td_log_set_fd(2);
+
+    /* The rule "a..a a" again and again. */
+    t->src.pieces = t->pieces;
+    t->src.n_tokens = 256;
+    tiny_piece(t, (struct td_text_str){big, TD_TEXT_PIECE_MAX - 1}, TD_TEXT_NORMAL);
+    tiny_piece(t, (struct td_text_str){big, TD_TEXT_PIECE_MAX}, TD_TEXT_NORMAL);
+    char *rule = malloc(TD_TEXT_PIECE_MAX + 1);
+    assert_non_null(rule);
+    memset(rule, 'a', TD_TEXT_PIECE_MAX + 1);
+    rule[TD_TEXT_PIECE_MAX - 1] = ' ';
+    for (size_t i = 0; i <= N_MERGES; i++) {
+        strs[i] = (struct td_text_str){rule, TD_TEXT_PIECE_MAX + 1};
+    }
+    t->src.merges = strs;
+    t->src.n_merges = N_MERGES;
+    assert_int_equal(td_text_vocab_create(&t->src, &v), TD_OK);
+    td_text_vocab_destroy(v);
+    t->src.n_merges = N_MERGES + 1;
+    refused(t, TD_ERR_FILE_FORMAT);
+    free(big);
+    free(rule);
+    free(strs);
+}
+
 static void an_unknown_pre_tokeniser_is_unsupported(void **state)
 {
     refused(tiny_new("tekken"), TD_ERR_FILE_UNSUPPORTED);
@@ -251,6 +301,7 @@ int main(void)
         cmocka_unit_test(the_longest_piece_and_special_are_accepted),
         cmocka_unit_test(hostile_merges_are_refused),
         cmocka_unit_test(hostile_counts_and_ids_are_refused),
+        cmocka_unit_test(pieces_and_merges_have_a_maximum_together),
         cmocka_unit_test(an_unknown_pre_tokeniser_is_unsupported),
         cmocka_unit_test(creation_survives_any_failing_allocation),
     };
