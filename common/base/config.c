@@ -141,7 +141,8 @@ td_err td_config_defaults(const struct td_program *p, void *config)
         const struct td_opt *o = &p->opts[i];
         TD_REQUIRE(o->unit != NULL && o->help != NULL && o->offset < p->struct_bytes);
         TD_REQUIRE(o->type != TD_OPT_ENUM || o->choices != NULL);
-        if (o->def != NULL && o->def[0] != '\0') {
+        bool empty_text = o->def != NULL && o->type == TD_OPT_STRING; /* "" is a string, NULL is none */
+        if (o->def != NULL && (o->def[0] != '\0' || empty_text)) {
             TD_TRY(set(o, o->def, "default", config));
         }
     }

@@ -132,8 +132,8 @@ static td_err set_list(const char *text, struct td_str_list *list, const char **
 
 static td_err set_string(const char *text, char **out)
 {
-    char *copy = text[0] != '\0' ? td_strdup(text) : NULL;
-    if (copy == NULL && text[0] != '\0') {
+    char *copy = td_strdup(text);
+    if (copy == NULL) {
         return TD_ERR_NO_MEMORY;
     }
     free(*out);
