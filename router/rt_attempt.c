@@ -14,6 +14,8 @@
 #include "common/base/log.h"
 #include "router/rt_core_int.h"
 
+#define MAX_BUDGET_MS 86400000 /* a day: the wire's bound */
+
 static int64_t order_key(const struct rt_entry *e)
 {
     int64_t prio = e->priority;
@@ -61,13 +63,19 @@ static struct td_work_id work_id(const struct rt_core *c, const struct rt_entry 
                                .choice = e->sampling.choice};
 }
 
+/* What is left of the request's time, for a peer that shares no clock with us. */
+static uint32_t left_ms(const struct rt_core *c, const struct rt_entry *e)
+{
+    int64_t ms = (e->deadline_us - c->now_us) / 1000;
+    return ms < 1 ? 1 : (ms > MAX_BUDGET_MS ? MAX_BUDGET_MS : (uint32_t)ms);
+}
+
 static void fill_request(const struct rt_core *c, const struct rt_entry *e, const struct rt_node *d,
                          struct td_wire_request *r)
 {
-    int64_t left_ms = (e->deadline_us - c->now_us) / 1000;
     *r = (struct td_wire_request){
         .id = work_id(c, e),
-        .budget_ms = left_ms < 1 ? 1 : (left_ms > UINT32_MAX ? UINT32_MAX : (uint32_t)left_ms),
+        .budget_ms = left_ms(c, e),
         .priority = e->priority,
         .tenant = e->tenant,
         .traceparent = e->traceparent,
@@ -83,14 +91,13 @@ static void fill_request(const struct rt_core *c, const struct rt_entry *e, cons
     memcpy(r->cache_salt, e->cache_salt, sizeof r->cache_salt);
 }
 
-static void fill_ticket(const struct rt_entry *e, const struct rt_decision *dec,
-                        struct td_wire_ticket *t)
+static void fill_ticket(const struct rt_core *c, const struct rt_entry *e, struct td_wire_ticket *t)
 {
-    t->p_epoch = dec->p->epoch;
-    t->d_epoch = dec->d->epoch;
+    t->p_epoch = c->decision.p->epoch;
+    t->d_epoch = c->decision.d->epoch;
     memcpy(t->nonce, e->nonce, sizeof t->nonce);
     t->nonce[0] = (uint8_t)(t->nonce[0] ^ e->attempt); /* each attempt has its own */
-    t->life_ms = UINT32_MAX;
+    t->life_ms = left_ms(c, e);
 }
 
 static struct td_wire_msg *send_msg(struct rt_core *c, uint64_t node_epoch, enum td_wire_type type)
@@ -164,13 +171,13 @@ static void send_attempt(struct rt_core *c, struct rt_entry *e)
     if (!local) {
         struct td_wire_prefill *p = &send_msg(c, e->p_epoch, TD_WIRE_PREFILL)->prefill;
         fill_request(c, e, dec->d, &p->r);
-        fill_ticket(e, dec, &p->ticket);
+        fill_ticket(c, e, &p->ticket);
         p->decode_node = dec->d->name;
     }
     struct td_wire_reserve *r = &send_msg(c, e->d_epoch, TD_WIRE_RESERVE)->reserve;
     fill_request(c, e, dec->d, &r->r);
     r->mode = local ? TD_RESERVE_LOCAL : TD_RESERVE_REMOTE;
-    fill_ticket(e, dec, &r->ticket);
+    fill_ticket(c, e, &r->ticket);
     r->prefill_node = dec->p->name;
     r->p_address = dec->p->address;
     r->p_address_len = local ? 0 : dec->p->address_len;
