@@ -1,11 +1,12 @@
 """The independent oracle for the engine: a llama forward pass in numpy, weights dequantised by the `gguf` package.
 
-    oracle.py prompts MODEL OUT [--int8] [--ids FILE]   logits of a list of prompts
-    oracle.py windows MODEL TEXT OUT          four windows of 512 tokens: best token, margin, loss; float and int8
-    oracle.py blocks OUT                      dequantised values of random blocks of every supported type
+    oracle.py prompts MODEL OUT [--int8] [--head16] [--ids FILE]   logits of a list of prompts
+    oracle.py windows MODEL TEXT OUT [--head16]   four windows of 512 tokens: best token, margin, loss; float and int8
+    oracle.py blocks OUT                          dequantised values of random blocks of every supported type
 
 Arithmetic is float64 over float32 weights unless --int8 asks for the rounding of kernels/NUMERICS.md: activations in
 blocks of 32 as int8, exact integer products, float32 accumulation in block order, keys and values in bfloat16.
+--head16: the activations of the output matrix alone get 16 bits (largest 32512 = 127 * 256 instead of 127).
 Nothing here is shared with the C code. File formats: tests/golden/README.md.
 """
 import argparse
@@ -39,14 +40,17 @@ PROMPTS = [
 ]
 
 
-def rint_int8(x, block=32):
+HEAD_TOP = 32512  # 127 * 256: two int8 digits
+
+
+def rint_int8(x, top=127, block=32):
     """Blocks of 32 of the last axis -> (q as float32, d as float32), the rule for activations."""
     x = x.astype(np.float32).reshape(*x.shape[:-1], -1, block)
     amax = np.abs(x).max(-1, keepdims=True)
     ok = (amax >= np.float32(1e-30)) & (amax <= np.float32(3.4e38))
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
-        d = np.where(ok, amax / np.float32(127), np.float32(0)).astype(np.float32)
-        inv = np.where(ok, np.float32(127) / amax, np.float32(0)).astype(np.float32)
+        d = np.where(ok, amax / np.float32(top), np.float32(0)).astype(np.float32)
+        inv = np.where(ok, np.float32(top) / amax, np.float32(0)).astype(np.float32)
     return np.rint(x * inv).astype(np.float32), d[..., 0]
 
 
@@ -119,9 +123,10 @@ class Weight:
         return (d[..., None] * sc).reshape(rows, -1), None
 
 
-def product_int8(x, w):
+def product_int8(x, w, top=127):
     """x [n, k] times w, rounded as the engine does; fma is float64 rounded again: hardly ever different."""
-    qx, dx = rint_int8(x)
+    qx, dx = rint_int8(x, top)
+    exact = np.float32 if top == 127 else np.float64  # sums below 2^24, or below 2^53
     qw, dw, mw = w.int8_blocks()
     parts = qw.shape[1] // qx.shape[1]  # 2 for Q6_K: two steps in each block of 32
     sums = qx.sum(-1).astype(np.float32) * dx
@@ -130,7 +135,8 @@ def product_int8(x, w):
         for i in range(parts):
             j = b * parts + i
             size = qw.shape[2]
-            integer = qx[:, b, i * size:(i + 1) * size] @ qw[:, j].T  # below 2^24: exact in float32
+            integer = qx[:, b, i * size:(i + 1) * size].astype(exact) @ qw[:, j].T.astype(exact)
+            integer = integer.astype(np.float32)
             scale = dx[:, b, None] * dw[None, :, j]
             acc = (integer.astype(np.float64) * scale + acc).astype(np.float32)
         if mw is not None:
@@ -139,10 +145,11 @@ def product_int8(x, w):
 
 
 class Llama:
-    def __init__(self, path, int8):
+    def __init__(self, path, int8, head16=False):
         r = gguf.GGUFReader(path)
         get = lambda key, default=None: r.fields[key].contents() if key in r.fields else default
         self.int8 = int8
+        self.head_top = HEAD_TOP if head16 else 127
         self.t = {t.name: t for t in r.tensors}
         self.n_layers = get("llama.block_count")
         self.n_heads = get("llama.attention.head_count")
@@ -168,7 +175,7 @@ class Llama:
 
     def mul(self, x, w):
         if self.int8:
-            return product_int8(x, w).astype(np.float64)
+            return product_int8(x, w, self.head_top if w is self.head else 127).astype(np.float64)
         return x @ w.f32.astype(np.float64).T
 
     def norm(self, x, w):
@@ -233,7 +240,7 @@ class Llama:
 
 
 def write_prompts(args):
-    m = Llama(args.model, args.int8)
+    m = Llama(args.model, args.int8, args.head16)
     if args.ids:
         sequences = json.load(open(args.ids))
     else:
@@ -271,7 +278,7 @@ def write_windows(args):
     exact = Llama(args.model, False)
     ids = exact.tokenizer().encode(open(args.text, encoding="utf-8").read()).ids
     windows = [ids[i * WINDOW:(i + 1) * WINDOW] for i in range(N_WINDOWS)]
-    stats = [window_stats(exact, windows), window_stats(Llama(args.model, True), windows)]
+    stats = [window_stats(exact, windows), window_stats(Llama(args.model, True, args.head16), windows)]
     out = open(args.out, "wb")
     out.write(b"TDWINDW1" + exact.sha + struct.pack("<2I", N_WINDOWS, WINDOW))
     for i in range(N_WINDOWS):
@@ -318,12 +325,14 @@ def main():
     a.add_argument("model")
     a.add_argument("out")
     a.add_argument("--int8", action="store_true")
+    a.add_argument("--head16", action="store_true")
     a.add_argument("--ids")
     a.set_defaults(run=write_prompts)
     a = sub.add_parser("windows")
     a.add_argument("model")
     a.add_argument("text")
     a.add_argument("out")
+    a.add_argument("--head16", action="store_true")
     a.set_defaults(run=write_windows)
     a = sub.add_parser("blocks")
     a.add_argument("out")

@@ -15,7 +15,9 @@ oracle blocks "$here/blocks.bin"
 for name in mix q4_1; do
     oracle prompts "$tmp/$name.gguf" "$here/tiny-$name.f32.bin" --ids "$here/tiny_ids.json"
     oracle prompts "$tmp/$name.gguf" "$here/tiny-$name.int8.bin" --ids "$here/tiny_ids.json" --int8
+    oracle prompts "$tmp/$name.gguf" "$here/tiny-$name.head16.bin" --ids "$here/tiny_ids.json" --int8 --head16
 done
 oracle prompts "$model" "$here/smollm2.f32.bin"
 oracle prompts "$model" "$here/smollm2.int8.bin" --int8
 oracle windows "$model" /usr/share/common-licenses/GPL-3 "$here/smollm2.windows.bin"
+oracle windows "$model" /usr/share/common-licenses/GPL-3 "$here/smollm2.windows.head16.bin" --head16
