@@ -45,6 +45,7 @@ struct dc_seq {
     td_ticket step;         /* the running step it has a row in, or 0 */
     /* The land: open from LAND until UNLANDED. */
     bool land_open, unlanding, peer_told;
+    bool closing;      /* its peer's endpoint is being closed: CLOSED fences its land */
     uint32_t n_landed; /* slices */
     uint64_t kv_bytes;
     int64_t first_land_us, last_land_us;
@@ -126,7 +127,8 @@ void dc_on_land_bad(struct dc_core *c, const struct td_xfer_event *ev);
 void dc_on_unlanded(struct dc_core *c, const struct td_xfer_event *ev);
 void dc_on_record(struct dc_core *c, uint64_t peer, const struct td_wire_record *m);
 void dc_on_abort(struct dc_core *c, uint64_t peer, const struct td_wire_abort *m);
-/* fenced: nothing of this peer can land any more. */
+/* The peer is gone; its lands are to be fenced by UNLAND, unless `fenced`: then it is the answer to a
+ * CLOSE, and lands opened before that are fenced. */
 void dc_on_peer_lost(struct dc_core *c, uint64_t peer, bool fenced);
 
 /* ---- dc_room.c: one account ---- */

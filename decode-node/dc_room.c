@@ -21,10 +21,10 @@ static struct td_growth_seq expected(const struct dc_core *c, const struct dc_se
 {
     uint32_t max_out = nd_work_max_output(&s->w, c->p.engine->max_model_len);
     uint32_t held = s->len > s->w.n_prompt ? s->len : s->w.n_prompt;
-    uint32_t expect = td_growth_expect(&c->growth, s->n_out, max_out);
-    /* The last token's KV is never written. */
-    uint32_t remain = expect > s->n_out ? expect - s->n_out : 0;
-    return (struct td_growth_seq){held, remain};
+    uint32_t out = td_growth_expect(&c->growth, s->n_out, max_out);
+    uint32_t last =
+        s->w.n_prompt - s->w.n_replayed + out - 1; /* the last token's KV is not written */
+    return (struct td_growth_seq){held, last > held ? last - held : 0};
 }
 
 /* Whether the pool is expected to carry `newcomer` beside what it holds. */

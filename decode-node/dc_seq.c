@@ -272,6 +272,20 @@ static void land_spent(struct dc_core *c, struct dc_seq *s)
     }
 }
 
+/* Lands opened towards the peer until now are fenced by CLOSED; later ones are not. */
+static void close_peer(struct dc_core *c, uint64_t peer)
+{
+    struct nd_action *a = nd_actions_add(c->out, ND_DO_XFER);
+    a->cmd.type = TD_XFER_CLOSE;
+    a->cmd.epoch = peer;
+    for (uint32_t i = 0; i < nd_works_capacity(c->works); i++) {
+        struct dc_seq *s = (struct dc_seq *)(void *)nd_works_slot(c->works, i);
+        if (s != NULL && s->land_open && s->peer == peer) {
+            s->closing = true;
+        }
+    }
+}
+
 /* A land that is not fenced in time: closing the endpoint is the fence. A step can only be waited
  * for; nobody outside waits with it. */
 static void ending_overdue(struct dc_core *c, struct dc_seq *s)
@@ -280,9 +294,7 @@ static void ending_overdue(struct dc_core *c, struct dc_seq *s)
            "req=%s step=%" PRIu64 " land=%d peer=%016" PRIx64, s->w.req, s->step, s->land_open,
            s->peer);
     if (s->land_open) {
-        struct nd_action *a = nd_actions_add(c->out, ND_DO_XFER);
-        a->cmd.type = TD_XFER_CLOSE;
-        a->cmd.epoch = s->peer;
+        close_peer(c, s->peer);
     }
     nd_works_arm(c->works, &s->w, c->now + c->p.t_stall_us, true);
     dc_move_blocks(c, s, TD_BLK_QUARANTINED);
@@ -378,7 +390,7 @@ void dc_on_cancel(struct dc_core *c, uint64_t router, const struct td_wire_cance
     bool known = s != NULL;
     bool ends = known && s->state != DC_ENDING;
 #ifdef TD_BUG_LOST_CANCEL
-    ends = ends && s->state != DC_LANDING;
+    ends = ends && s->state != DC_LANDING && s->state != DC_READY;
 #endif
     if (ends) {
         dc_end(c, s, TD_ERR_CANCELLED, "cancelled by the router");

@@ -154,8 +154,10 @@ static void on_xfer(struct pf_core *c, const struct nd_event *ev)
         pf_on_pushed(c, x);
         break;
     case TD_XFER_PEER_LOST:
+        pf_on_peer_lost(c, x->epoch, false);
+        break;
     case TD_XFER_CLOSED:
-        pf_on_peer_lost(c, x->epoch);
+        pf_on_peer_lost(c, x->epoch, true);
         break;
     case TD_XFER_LANDED:
     case TD_XFER_LAND_BAD:

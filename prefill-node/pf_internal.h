@@ -45,6 +45,7 @@ struct pf_seq {
     uint32_t submitted_tok, computed_tok, pushed_tok; /* from position 0 */
     /* Where it goes: D's table. */
     bool has_table, peer_gone;
+    bool closing; /* its peer's endpoint is being closed: CLOSED ends its pushes */
     uint64_t peer, land;
     uint32_t first_tok;
     struct nd_span table; /* struct td_block_ref[] */
@@ -111,8 +112,9 @@ void pf_on_table(struct pf_core *c, uint64_t peer, const struct td_wire_table *m
 void pf_on_taken(struct pf_core *c, uint64_t peer, const struct td_wire_taken *m);
 void pf_on_abort(struct pf_core *c, uint64_t peer, const struct td_wire_abort *m);
 void pf_on_pushed(struct pf_core *c, const struct td_xfer_event *ev);
-/* The peer is gone and its posts have ended. */
-void pf_on_peer_lost(struct pf_core *c, uint64_t peer);
+/* The peer is gone; PUSHED still comes for each of its pushes, unless it is fenced: then it is the
+ * answer to a CLOSE, and pushes posted before that have ended. */
+void pf_on_peer_lost(struct pf_core *c, uint64_t peer, bool fenced);
 void pf_on_timeout(struct pf_core *c, struct pf_seq *s);
 /* A row of the step has ended; the token, if any, has been sent already. */
 void pf_on_row(struct pf_core *c, struct pf_seq *s, td_err err);

@@ -104,7 +104,7 @@ static void release_blocks(struct pf_core *c, struct pf_seq *s)
 {
     if (s->n_blocks > 0) {
 #ifdef TD_BUG_SKIPPED_RELEASE
-        if (s->state != PF_HANDING || s->taken)
+        if (s->state != PF_HANDING || s->taken || s->finish != TD_FINISH_NONE)
 #endif
             pf_ledger(
                 c, s,
@@ -174,11 +174,20 @@ static void tell_router(struct pf_core *c, struct pf_seq *s, td_err err, const c
     }
 }
 
+/* A message to D that waits for this request's slices only. */
+static struct td_wire_msg *to_decode(struct pf_core *c, const struct pf_seq *s,
+                                     enum td_wire_type type)
+{
+    struct td_wire_msg *m = nd_actions_peer_send(c->out, s->peer, type);
+    c->out->list[c->out->n - 1].cmd.land = s->land;
+    return m;
+}
+
 /* D waits for bytes or a record that will not come: say so at once. */
 static void tell_decode(struct pf_core *c, struct pf_seq *s, td_err err)
 {
     if (err != TD_OK && s->has_table && !s->peer_gone) {
-        struct td_wire_msg *m = nd_actions_peer_send(c->out, s->peer, TD_WIRE_ABORT);
+        struct td_wire_msg *m = to_decode(c, s, TD_WIRE_ABORT);
         m->abort = (struct td_wire_abort){.id = s->w.id, .land = s->land, .err = err};
     }
 }
@@ -237,6 +246,20 @@ static void row_ending(struct pf_core *c, struct pf_seq *s, td_err err)
     finish_ending(c, s);
 }
 
+/* What has been posted to the peer until now ends with CLOSED; what comes later does not. */
+static void close_peer(struct pf_core *c, uint64_t peer)
+{
+    struct nd_action *a = nd_actions_add(c->out, ND_DO_XFER);
+    a->cmd.type = TD_XFER_CLOSE;
+    a->cmd.epoch = peer;
+    for (uint32_t i = 0; i < nd_works_capacity(c->works); i++) {
+        struct pf_seq *s = (struct pf_seq *)(void *)nd_works_slot(c->works, i);
+        if (s != NULL && s->has_table && s->peer == peer && s->n_open > 0) {
+            s->closing = true;
+        }
+    }
+}
+
 /* A post that does not end: closing the endpoint is the fence. A step that does not end can only be
  * waited for; nobody outside waits with it. */
 static void ending_overdue(struct pf_core *c, struct pf_seq *s)
@@ -245,9 +268,7 @@ static void ending_overdue(struct pf_core *c, struct pf_seq *s)
            "req=%s step=%" PRIu64 " pushes=%u peer=%016" PRIx64, s->w.req, s->step, s->n_open,
            s->peer);
     if (s->n_open > 0) {
-        struct nd_action *a = nd_actions_add(c->out, ND_DO_XFER);
-        a->cmd.type = TD_XFER_CLOSE;
-        a->cmd.epoch = s->peer;
+        close_peer(c, s->peer);
     }
     nd_works_arm(c->works, &s->w, c->now + c->p.t_stall_us, true);
     move_blocks(c, s, TD_BLK_QUARANTINED);
@@ -341,7 +362,7 @@ void pf_on_cancel(struct pf_core *c, uint64_t router, const struct td_wire_cance
     bool known = s != NULL;
     bool ends = known && s->state != PF_ENDING;
 #ifdef TD_BUG_LOST_CANCEL
-    ends = ends && s->state != PF_PUSHING && s->state != PF_HANDING;
+    ends = ends && s->state != PF_PUSHING && s->state != PF_HANDING && s->n_open == 0;
 #endif
     if (ends) {
         pf_end(c, s, TD_ERR_CANCELLED, "cancelled by the router");
@@ -453,7 +474,7 @@ void pf_on_abort(struct pf_core *c, uint64_t peer, const struct td_wire_abort *m
     pf_end(c, s, m->err != TD_OK ? m->err : TD_ERR_CANCELLED, "decode gave up");
 }
 
-void pf_on_peer_lost(struct pf_core *c, uint64_t peer)
+void pf_on_peer_lost(struct pf_core *c, uint64_t peer, bool fenced)
 {
     pf_stash_drop_peer(c, peer);
     for (uint32_t i = 0; i < nd_works_capacity(c->works); i++) {
@@ -461,7 +482,9 @@ void pf_on_peer_lost(struct pf_core *c, uint64_t peer)
         if (s == NULL || !s->has_table || s->peer != peer) {
             continue;
         }
-        s->n_open = 0;
+        if (fenced && s->closing) {
+            s->n_open = 0;
+        }
         s->peer_gone = true;
         if (s->state == PF_ENDING) {
             finish_ending(c, s);
@@ -605,7 +628,7 @@ void pf_on_row(struct pf_core *c, struct pf_seq *s, td_err err)
  */
 static void send_record(struct pf_core *c, struct pf_seq *s)
 {
-    struct td_wire_msg *m = nd_actions_peer_send(c->out, s->peer, TD_WIRE_RECORD);
+    struct td_wire_msg *m = to_decode(c, s, TD_WIRE_RECORD);
     m->record = (struct td_wire_record){.id = s->w.id,
                                         .land = s->land,
                                         .p_epoch = c->p.epoch,

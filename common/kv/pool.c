@@ -103,7 +103,8 @@ static void set_state(struct td_kv_pool *p, struct block *b, enum td_blk_state t
 }
 
 #ifdef TD_BUG_DOUBLE_GRANT
-/* Planted: when the pool is one block short, a running block of somebody else serves twice. */
+/* Planted: while something is quarantined, the last block of a grant is a running one of somebody
+ * else. The pool's own books stay in order. */
 static uint32_t steal_block(struct td_kv_pool *p, td_kv_owner owner)
 {
     for (uint32_t i = 0; i < p->size; i++) {
@@ -134,16 +135,17 @@ td_err td_kv_pool_take(struct td_kv_pool *p, td_kv_owner owner, enum td_blk_stat
 {
     TD_REQUIRE(owner != 0 && deadline_us != TD_NEVER);
     TD_REQUIRE(state != TD_BLK_FREE && edge_ok(TD_BLK_FREE, state));
-#ifdef TD_BUG_DOUBLE_GRANT
-    if (n == 1 && p->count[TD_BLK_FREE] == 0) {
-        out_ids[0] = steal_block(p, owner);
-        return out_ids[0] != NO_BLOCK ? TD_OK : TD_ERR_NO_CAPACITY;
-    }
-#endif
     if (n > p->count[TD_BLK_FREE]) {
         return TD_ERR_NO_CAPACITY;
     }
     for (uint32_t i = 0; i < n; i++) {
+#ifdef TD_BUG_DOUBLE_GRANT
+        out_ids[i] =
+            i + 1 == n && p->count[TD_BLK_QUARANTINED] > 0 ? steal_block(p, owner) : NO_BLOCK;
+        if (out_ids[i] != NO_BLOCK) {
+            break;
+        }
+#endif
         out_ids[i] = p->free_head;
         grant(p, p->free_head, owner, state, deadline_us);
     }

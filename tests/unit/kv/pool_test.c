@@ -39,9 +39,7 @@ static void taking_is_all_or_nothing(void **state)
     assert_int_equal(td_kv_pool_count(p, TD_BLK_FREE), N);
     assert_int_equal(td_kv_pool_take(p, OWNER, TD_BLK_RESERVED, 5, N, ids), TD_OK);
     assert_int_equal(td_kv_pool_count(p, TD_BLK_RESERVED), N);
-#ifndef TD_BUG_DOUBLE_GRANT
     assert_int_equal(td_kv_pool_take(p, OWNER + 1, TD_BLK_RUNNING, 5, 1, ids), TD_ERR_NO_CAPACITY);
-#endif
     assert_int_equal(td_kv_pool_check(p), TD_OK);
     (void)td_kv_pool_destroy(p);
 }

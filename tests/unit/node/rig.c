@@ -322,11 +322,65 @@ static void unland(struct rig *r, uint32_t node, uint64_t land)
     struct rig_node *n = &r->node[node];
     struct rig_land *l = find_land(n, land);
     assert_non_null(l);
+    l->closing = true;
     if (!n->hold_unlanded) {
-        drop_land(n, (uint32_t)(l - n->lands));
-        struct td_xfer_event ev = {.type = TD_XFER_UNLANDED, .land = land};
-        rig_xfer(r, node, &ev);
+        rig_fence(r, node);
     }
+}
+
+void rig_end_push(struct rig *r, uint32_t node, td_err err)
+{
+    struct rig_node *n = &r->node[node];
+    assert_true(n->n_pushes > 0);
+    say_pushed(r, node, n->pushes[0].cmd.push, err, err == TD_OK ? 128 : 0);
+    drop_push(n, 0);
+}
+
+void rig_fence(struct rig *r, uint32_t node)
+{
+    struct rig_node *n = &r->node[node];
+    for (uint32_t i = 0; i < n->n_lands;) {
+        if (n->lands[i].closing) {
+            struct td_xfer_event ev = {.type = TD_XFER_UNLANDED, .land = n->lands[i].land};
+            drop_land(n, i);
+            rig_xfer(r, node, &ev);
+        } else {
+            i++;
+        }
+    }
+}
+
+/* A block in which slices of one land may still be written belongs to no other. */
+static void assert_fenced(const struct rig_node *n, const struct td_xfer_cmd *cmd)
+{
+    for (uint32_t i = 0; i < n->n_lands; i++) {
+        for (uint32_t a = 0; a < n->lands[i].n_blocks; a++) {
+            for (uint32_t b = 0; b < cmd->n_blocks; b++) {
+                assert_int_not_equal(n->lands[i].blocks[a].index, cmd->blocks[b].index);
+            }
+        }
+    }
+}
+
+/* Every push has its PUSHED, come what may. */
+static void end_pushes(struct rig *r, uint32_t node, uint64_t epoch)
+{
+    struct rig_node *n = &r->node[node];
+    for (uint32_t i = 0; i < n->n_pushes;) {
+        if (n->pushes[i].cmd.epoch == epoch) {
+            say_pushed(r, node, n->pushes[i].cmd.push, TD_ERR_PEER_LOST, 0);
+            drop_push(n, i);
+        } else {
+            i++;
+        }
+    }
+}
+
+void rig_lose(struct rig *r, uint32_t node, uint64_t epoch)
+{
+    struct td_xfer_event ev = {.type = TD_XFER_PEER_LOST, .epoch = epoch};
+    end_pushes(r, node, epoch);
+    rig_xfer(r, node, &ev);
 }
 
 static void close_peer(struct rig *r, uint32_t node, uint64_t epoch)
@@ -339,20 +393,25 @@ static void close_peer(struct rig *r, uint32_t node, uint64_t epoch)
             i++;
         }
     }
-    for (uint32_t i = 0; i < n->n_pushes;) {
-        if (n->pushes[i].cmd.epoch == epoch) {
-            drop_push(n, i);
-        } else {
-            i++;
-        }
-    }
+    end_pushes(r, node, epoch);
     struct td_xfer_event ev = {.type = TD_XFER_CLOSED, .epoch = epoch};
     rig_xfer(r, node, &ev);
+}
+
+static void keep_mail(struct rig *r, uint32_t node, uint64_t to, const struct td_wire_msg *m)
+{
+    if (r->n_mail == r->cap_mail) {
+        r->cap_mail = r->cap_mail * 2 + 64;
+        r->mail = realloc(r->mail, r->cap_mail * sizeof *r->mail);
+        assert_non_null(r->mail);
+    }
+    r->mail[r->n_mail++] = (struct rig_mail){to, node, keep_msg(m)};
 }
 
 static void send_peer(struct rig *r, uint32_t node, uint64_t epoch, const struct td_wire_msg *m)
 {
     uint32_t peer = 0;
+    keep_mail(r, node, epoch, m);
     if ((r->drop & 1u << m->type) != 0 || by_epoch(r, epoch, &peer) == NULL) {
         return;
     }
@@ -372,9 +431,12 @@ static void do_xfer(struct rig *r, uint32_t node, const struct nd_action *a)
     case TD_XFER_LAND:
         assert_true(cmd->land != 0 && n->n_lands < RIG_MAX_LANDS &&
                     find_land(n, cmd->land) == NULL);
-        n->lands[n->n_lands++] = (struct rig_land){
-            cmd->land,     cmd->epoch, copy_of(cmd->blocks, cmd->n_blocks * sizeof *cmd->blocks),
-            cmd->n_blocks, 0,          0};
+        assert_fenced(n, cmd);
+        n->lands[n->n_lands++] =
+            (struct rig_land){.land = cmd->land,
+                              .peer = cmd->epoch,
+                              .blocks = copy_of(cmd->blocks, cmd->n_blocks * sizeof *cmd->blocks),
+                              .n_blocks = cmd->n_blocks};
         break;
     case TD_XFER_UNLAND:
         unland(r, node, cmd->land);
@@ -422,16 +484,6 @@ static void do_step(struct rig_node *n, const struct nd_action *a)
     assert_true(tokens <= n->info.max_tokens);
 }
 
-static void do_send(struct rig *r, uint32_t node, const struct nd_action *a)
-{
-    if (r->n_mail == r->cap_mail) {
-        r->cap_mail = r->cap_mail * 2 + 64;
-        r->mail = realloc(r->mail, r->cap_mail * sizeof *r->mail);
-        assert_non_null(r->mail);
-    }
-    r->mail[r->n_mail++] = (struct rig_mail){a->router_epoch, node, keep_msg(a->msg)};
-}
-
 static void carry_out(struct rig *r, uint32_t node)
 {
     struct rig_node *n = &r->node[node];
@@ -440,7 +492,7 @@ static void carry_out(struct rig *r, uint32_t node)
         const struct nd_action *a = &n->actions.list[i];
         switch (a->type) {
         case ND_DO_SEND:
-            do_send(r, node, a);
+            keep_mail(r, node, a->router_epoch, a->msg);
             break;
         case ND_DO_SEQ_SET:
             assert_true(a->slot < n->info.max_slots);
@@ -598,16 +650,7 @@ void rig_kill(struct rig *r, uint32_t node)
 {
     r->node[node].dead = true;
     for (uint32_t i = 0; i < r->n_nodes; i++) {
-        struct td_xfer_event ev = {.type = TD_XFER_PEER_LOST, .epoch = r->node[node].epoch};
-        struct rig_node *n = &r->node[i];
-        for (uint32_t k = 0; k < n->n_pushes;) {
-            if (n->pushes[k].cmd.epoch == ev.epoch) {
-                drop_push(n, k);
-            } else {
-                k++;
-            }
-        }
-        rig_xfer(r, i, &ev);
+        rig_lose(r, i, r->node[node].epoch);
     }
 }
 
@@ -694,7 +737,24 @@ static const struct td_work_id *mail_id(const struct td_wire_msg *m)
 {
     return m->type == TD_WIRE_END          ? &m->end.id
            : m->type == TD_WIRE_CANCEL_ACK ? &m->cancel_ack.id
+           : m->type == TD_WIRE_TABLE      ? &m->table.id
+           : m->type == TD_WIRE_RECORD     ? &m->record.id
+           : m->type == TD_WIRE_TAKEN      ? &m->taken.id
+           : m->type == TD_WIRE_ABORT      ? &m->abort.id
                                            : NULL;
+}
+
+const struct td_wire_msg *rig_last(const struct rig *r, uint32_t node, enum td_wire_type type,
+                                   const struct td_work_id *id)
+{
+    for (uint32_t i = r->n_mail; i-- > 0;) {
+        const struct td_wire_msg *m = &r->mail[i].msg;
+        if (r->mail[i].node == node && m->type == type && mail_id(m) != NULL &&
+            td_work_id_eq(mail_id(m), id)) {
+            return m;
+        }
+    }
+    return NULL;
 }
 
 uint32_t rig_count(const struct rig *r, uint32_t node, enum td_wire_type type,

@@ -5,7 +5,7 @@
  * event the core's check() must hold and no wait may be overdue. The fake engine's KV is a number
  * for each (token, position, layer), and a sampled token is a hash over all KV the row's table
  * names, so a token proves which KV was read; rig_expect() computes the same from the tokens alone.
- * What a core sends to routers is kept in `mail`.
+ * What a core sends, to routers and to peers (even those that do not exist), is kept in `mail`.
  * Not: time that passes by itself, loss, reordering (tests/sim).
  * Failure: cmocka assertions.
  */
@@ -38,6 +38,7 @@ struct rig_land {
     struct td_block_ref *blocks; /* owned */
     uint32_t n_blocks, n_slices;
     uint64_t n_bytes;
+    bool closing; /* UNLAND came, the test holds its answer: late slices still land */
 };
 
 struct rig_push {
@@ -68,8 +69,8 @@ struct rig_node {
     bool bad_slices;    /* what lands does not verify */
 };
 
-struct rig_mail { /* what routers got */
-    uint64_t router;
+struct rig_mail { /* what routers and peers were sent */
+    uint64_t to;
     uint32_t node;
     struct td_wire_msg msg; /* tokens owned */
 };
@@ -119,8 +120,14 @@ bool rig_finish(struct rig *r, uint32_t node);
 void rig_settle(struct rig *r);
 /* Time passes; cores whose deadline has come get a tick, in order of deadlines. */
 void rig_pass(struct rig *r, int64_t us);
+/* The node loses the peer of this epoch: its pushes end, then it is told. */
+void rig_lose(struct rig *r, uint32_t node, uint64_t epoch);
 /* A node vanishes; the others and it lose each other. */
 void rig_kill(struct rig *r, uint32_t node);
+/* Ends the first push that waits, with this result. */
+void rig_end_push(struct rig *r, uint32_t node, td_err err);
+/* Answers the UNLANDs that hold_unlanded kept. */
+void rig_fence(struct rig *r, uint32_t node);
 /* Posts what hold_pushes kept. */
 void rig_post(struct rig *r, uint32_t node);
 
@@ -143,6 +150,9 @@ const struct td_wire_end *rig_end(const struct rig *r, uint32_t node, const stru
 /* Messages of a type about this work from this node. */
 uint32_t rig_count(const struct rig *r, uint32_t node, enum td_wire_type type,
                    const struct td_work_id *id);
+/* The last such message, or NULL. */
+const struct td_wire_msg *rig_last(const struct rig *r, uint32_t node, enum td_wire_type type,
+                                   const struct td_work_id *id);
 /* Output tokens that the router has, from both nodes, in order and as expected; their number. */
 uint32_t rig_tokens(const struct rig *r, const struct td_wire_request *q);
 /* The finish that came with the work's last token. */
