@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "common/base/clock.h"
+#include "common/base/fault.h"
 #include "common/base/log.h"
 #include "common/base/mem.h"
 #include "common/io/http_error.h"
@@ -47,10 +48,13 @@ static void generate(struct call *c, bool chat)
         rt_metrics_answer(c->s->metrics, 503, TD_ERR_DRAINING);
         return;
     }
-    td_err err = rt_key_admit(c->key, td_now_us(), &retry_s);
+    td_err err =
+        TD_FAULT(RT_ADMIT) ? TD_ERR_OVERLOADED : rt_key_admit(c->key, td_now_us(), &retry_s);
     if (err != TD_OK) {
         TD_LOG(INFO, "rt_admit refused", "key=%s err=%s", c->key->id, td_err_code(err));
-        td_http_refuse(c->x, err, "this key has reached a rate limit", NULL, retry_s);
+        td_http_refuse(c->x, err,
+                       err == TD_ERR_RATE_LIMITED ? "this key has reached a rate limit" : NULL,
+                       NULL, retry_s);
         rt_metrics_answer(c->s->metrics, td_err_http(err), err);
         return;
     }

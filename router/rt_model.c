@@ -164,20 +164,15 @@ static td_err encode(const struct rt_model *m, struct td_text_tokenizer *tok,
                      const struct td_text_encode_args *args, int32_t **out_ids, uint32_t *out_n,
                      struct rt_api_error *error)
 {
-    size_t bytes = 0, n = 0;
-    for (size_t i = 0; i < args->n_segs; i++) {
-        bytes += args->segs[i].len;
-    }
-    /* One id takes at least one byte, so this is always enough; more than the context is refused
-     * before it is filled. */
-    size_t cap =
-        bytes + 8 < (size_t)m->max_model_len + 8 ? bytes + 8 : (size_t)m->max_model_len + 8;
-    TD_CLEANUP(td_freep) int32_t *ids = td_zalloc(cap, sizeof *ids);
+    /* The encoder stops at `limit`, so more than the context is never written. */
+    size_t n = 0, bound = td_text_encode_bound(args), most = (size_t)m->max_model_len + 8;
+    size_t cap = bound < most ? bound : most;
+    TD_CLEANUP(td_freep) int32_t *ids = td_zalloc(cap + 1, sizeof *ids);
     if (ids == NULL) {
         return say(error, TD_ERR_NO_MEMORY, "", "out of memory");
     }
     td_err err = td_text_tokenizer_encode(tok, args, ids, cap, &n);
-    if (err == TD_ERR_CONTEXT_LENGTH || (err == TD_OK && n > m->max_model_len)) {
+    if (err == TD_ERR_CONTEXT_LENGTH || (err == TD_OK && (n > cap || n > m->max_model_len))) {
         return say(error, TD_ERR_CONTEXT_LENGTH, "messages",
                    "the prompt is longer than the model's context of %u tokens", m->max_model_len);
     }
