@@ -21,10 +21,6 @@
     X(CTL_DROP, "ctl.drop", "a received control frame closes its connection unread")               \
     X(CTL_DELAY, "ctl.delay", "sending a control frame waits")                                     \
     X(RT_ADMIT, "rt.admit", "admission refuses as overloaded")                                     \
-    X(RT_SSE_STALL, "rt.sse.stall", "the client is taken for one that does not read")              \
-    X(PF_QUEUE_HOLD, "pf.queue.hold", "a queued prefill waits")                                    \
-    X(PF_STEP_PAUSE, "pf.step.pause", "a prefill step waits before it runs")                       \
-    X(DC_STEP_PAUSE, "dc.step.pause", "a decode step waits before it runs")                        \
     X(STEP_PAUSE, "step.pause", "any engine step waits before it runs")                            \
     X(STEP_FAIL, "step.fail", "a row of the step fails")                                           \
     X(XFER_POST_FAIL, "xfer.post.fail", "posting a slice fails")                                   \
@@ -34,7 +30,6 @@
     X(XFER_TABLE_DROP, "xfer.table.drop", "the block table is not sent")                           \
     X(XFER_RECORD_DROP, "xfer.record.drop", "the hand-over record is not sent")                    \
     X(XFER_ACK_DROP, "xfer.ack.drop", "the acknowledgement of the hand-over is not sent")          \
-    X(XFER_DONE_DELAY, "xfer.done.delay", "the hand-over record waits")                            \
     X(KV_HEADER_FLIP, "kv.header.flip", "one bit of a slice header flips")                         \
     X(KV_BYTE_FLIP, "kv.byte.flip", "one bit of a slice's payload flips")
 

@@ -11,6 +11,7 @@
 
 #include "common/base/assert.h"
 #include "common/base/clock.h"
+#include "common/base/fault.h"
 #include "common/base/log.h"
 #include "common/base/mem.h"
 #include "common/base/rng.h"
@@ -32,12 +33,24 @@ static void do_step(struct td_node *n, const struct nd_action *a)
     n->last_ticket = ticket != 0 ? ticket : n->last_ticket;
 }
 
+/* The messages of the hand-over that a test may lose. */
+static bool lost_by_fault(const struct td_wire_msg *m)
+{
+    return m != NULL && ((m->type == TD_WIRE_TABLE && TD_FAULT(XFER_TABLE_DROP)) ||
+                         (m->type == TD_WIRE_RECORD && TD_FAULT(XFER_RECORD_DROP)) ||
+                         (m->type == TD_WIRE_TAKEN && TD_FAULT(XFER_ACK_DROP)));
+}
+
 static void do_xfer(struct td_node *n, const struct nd_action *a)
 {
     struct td_xfer_cmd cmd = a->cmd;
     td_err err = TD_OK;
     if (n->xfer == NULL) {
         TD_LOG(ERROR, "no data plane in this process", "cmd=%d", (int)cmd.type);
+        return;
+    }
+    if (lost_by_fault(a->msg)) {
+        TD_LOG(INFO, "fault point drops a message", "type=%s", td_wire_type_name(a->msg->type));
         return;
     }
     if (a->msg != NULL) {
