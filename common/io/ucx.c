@@ -180,27 +180,41 @@ static td_err check_one_device(const char *name, bool tcp, bool trust)
     return TD_OK;
 }
 
+/* The next name of a device list, without its port ("mlx5_0:1" is port 1 of mlx5_0), and what follows it; NULL at the end.
+ * A name that does not fit is cut, and then names no device. */
+static const char *next_device(const char *list, char name[DEVICE_BYTES])
+{
+    if (*list == '\0') {
+        return NULL;
+    }
+    size_t len = strcspn(list, ",");
+    (void)snprintf(name, DEVICE_BYTES, "%.*s", (int)strcspn(list, ",:"), list); /* cut on purpose */
+    return list + len + (list[len] == ',');
+}
+
 td_err td_ucx_check_device(const char *device, const char *transports, bool trust)
 {
     bool tcp = transport_allowed(transports, "tcp");
+    char name[DEVICE_BYTES];
     if (device == NULL || device[0] == '\0') {
         TD_LOG(ERROR, "the data plane's device is not named, see --kv-device", "example=lo");
         return TD_ERR_CONFIG;
     }
-    for (const char *p = device; *p != '\0';) {
-        char name[DEVICE_BYTES];
-        size_t len = strcspn(p, ",");
-        size_t base = strcspn(p, ",:"); /* "mlx5_0:1" is port 1 of mlx5_0 */
-        if (base >= sizeof name) {
-            TD_LOG(ERROR, "device name is too long, see --kv-device", "max=%d", DEVICE_BYTES - 1);
-            return TD_ERR_ADDRESS;
-        }
-        memcpy(name, p, base);
-        name[base] = '\0';
+    for (const char *p = device; (p = next_device(p, name)) != NULL;) {
         TD_TRY(check_one_device(name, tcp, trust));
-        p += len + (p[len] == ',');
     }
     return TD_OK;
+}
+
+static bool names_rdma(const char *device)
+{
+    char name[DEVICE_BYTES];
+    for (const char *p = device; (p = next_device(p, name)) != NULL;) {
+        if (device_kind(name) == DEVICE_RDMA || strcmp(name, "all") == 0) {
+            return true;
+        }
+    }
+    return false;
 }
 
 /* ---- context and worker ---- */
@@ -227,6 +241,11 @@ static td_err set_options(ucp_config_t *cfg, const struct td_ucx_params *p)
         /* 8 KB by default, a system call for each: 2x the CPU time. It must not pass the receiver's buffer, whose
          * default is this size, so that a peer with default settings can still read us. */
         TD_TRY(set_option(cfg, "TX_SEG_SIZE", "64k"));
+    }
+    if (!names_rdma(p->device)) {
+        /* Nothing needs registration then, and the cache for it would hook mmap, munmap and madvise of the whole
+         * process (which ThreadSanitizer, for one, does not survive). */
+        TD_TRY(set_option(cfg, "RCACHE_ENABLE", "n"));
     }
     /* 20 s by default: how late a dead shared-memory peer would be noticed. */
     TD_TRY(set_option(cfg, "KEEPALIVE_INTERVAL", "1s"));

@@ -114,6 +114,7 @@ static void a_message_follows_the_slices_before_it(void **state)
         t.d.n = (uint32_t)(e - t.d.log) + 1; /* what was said up to the message */
         assert_int_equal(landed_slices(&t.d, j.land), 6);
         assert_true(rig_landed_exact(&t.d, &j));
+        pushed(&t, &j, 0, TD_OK, 6); /* only now P's blocks are free again */
     }
     pair_down(&t);
 }
@@ -511,6 +512,7 @@ static void a_closed_peer_can_be_dialed_again(void **state)
         rig_offer(&t.d, &t.p, &j);
         rig_push(&t.p, &j, D_EPOCH, 0, 8, 0, 0);
         assert_true(rig_wait_landed(&t.d, j.land, 4));
+        pushed(&t, &j, 0, TD_OK, 4);
         rig_submit(&t.d, &c);
         assert_non_null(rig_wait(&t.d, TD_XFER_CLOSED, P_EPOCH, from));
         rig_connect(&t.d, &t.p);
