@@ -102,6 +102,9 @@ def main():
     tidy = Tidy(options)
     changed = changed_files()
     # Rooms before tests: a finding there weighs more.
+    unknown = [p for p in options.files if p not in tidy.commands]
+    if unknown:
+        sys.exit(f"not compiled in {options.build}: {' '.join(unknown)}")
     paths = options.files or sorted(tidy.commands, key=lambda p: (p not in changed, p.startswith("tests/"), p))
     count = {"clean": 0, "cached": 0, "late": 0}
     bad = 0

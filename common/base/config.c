@@ -141,7 +141,8 @@ td_err td_config_defaults(const struct td_program *p, void *config)
         const struct td_opt *o = &p->opts[i];
         TD_REQUIRE(o->unit != NULL && o->help != NULL && o->offset < p->struct_bytes);
         TD_REQUIRE(o->type != TD_OPT_ENUM || o->choices != NULL);
-        bool empty_text = o->def != NULL && o->type == TD_OPT_STRING; /* "" is a string, NULL is none */
+        bool empty_text =
+            o->def != NULL && o->type == TD_OPT_STRING; /* "" is a string, NULL is none */
         if (o->def != NULL && (o->def[0] != '\0' || empty_text)) {
             TD_TRY(set(o, o->def, "default", config));
         }
@@ -503,7 +504,11 @@ void td_config_print(const struct td_program *p, const void *config, FILE *out)
         if (o->unit[0] != '\0') {
             (void)fprintf(out, ", in %s", o->unit);
         }
-        (void)fprintf(out, " [%s]\n%s: ", classes[o->cls], o->name);
+        /* A text without a value has no spelling of its own: its line is a comment, so that loading this page gives
+         * NULL again. */
+        bool none = o->type == TD_OPT_STRING &&
+                    *(char *const *)(const void *)((const char *)config + o->offset) == NULL;
+        (void)fprintf(out, " [%s]\n%s%s: ", classes[o->cls], none ? "# " : "", o->name);
         td__opt_print(o, config, out);
         (void)fputc('\n', out);
     }

@@ -290,6 +290,7 @@ static void print_config_can_be_loaded_again(void **state)
     (void)state;
     strcpy(text, output_of("--print-config", TD_CONFIG_EXIT_OK));
     assert_non_null(strstr(text, "# port to listen on [at boot]\nport: 81\n"));
+    assert_non_null(strstr(text, "# model: \"\"\n"));
     assert_non_null(strstr(text, "# share, in of memory [for debugging]\nkv-ratio: 0.5\n"));
     write_file(path, text);
     assert_int_equal(LOAD("--config", path), TD_CONFIG_RUN);
