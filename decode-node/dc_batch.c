@@ -44,7 +44,7 @@ static void join_ready(struct dc_core *c)
     while (c->n_ready > 0 && nd_slots_free(c->slots) > 0) {
         struct dc_seq *first = NULL;
         for (uint32_t i = 0; i < nd_works_capacity(c->works); i++) {
-            struct dc_seq *s = (struct dc_seq *)(void *)nd_works_slot(c->works, i);
+            struct dc_seq *s = dc_of(nd_works_slot(c->works, i));
             if (s != NULL && s->state == DC_READY && (first == NULL || joins_before(s, first))) {
                 first = s;
             }
@@ -264,7 +264,7 @@ void dc_on_step(struct dc_core *c, const struct td_step_result *r)
     learn_cost(c, r);
     td_err *errs = nd_actions_copy(c->out, NULL, c->n_flight * sizeof *errs);
     for (uint32_t i = 0; i < c->n_flight; i++) {
-        struct dc_seq *s = (struct dc_seq *)(void *)nd_works_at(c->works, c->flight[i]);
+        struct dc_seq *s = dc_of(nd_works_at(c->works, c->flight[i]));
         const struct td_row_result *row = NULL;
         td_err e = errs != NULL ? row_result(c, r, i, &row) : TD_ERR_NO_MEMORY;
         if (e == TD_OK && s != NULL && s->state != DC_ENDING) {
@@ -276,7 +276,7 @@ void dc_on_step(struct dc_core *c, const struct td_step_result *r)
     }
     nd_tokens_flush(c->tokens, r->ticket, c->out);
     for (uint32_t i = 0; i < c->n_flight; i++) {
-        struct dc_seq *s = (struct dc_seq *)(void *)nd_works_at(c->works, c->flight[i]);
+        struct dc_seq *s = dc_of(nd_works_at(c->works, c->flight[i]));
         if (s != NULL) {
             settle_row(c, s, errs != NULL ? errs[i] : TD_ERR_NO_MEMORY);
         }

@@ -44,7 +44,7 @@ static td_err build(struct dc_core *c)
 {
     const struct td_engine_info *e = c->p.engine;
     uint32_t bt = e->layout.block_tok;
-    uint32_t n_seats = c->p.max_seqs * 2; /* as many may land as run */
+    uint32_t n_seats = min_u32(c->p.max_seqs * 2, TD_XFER_MAX_LANDS); /* as many may land as run */
     struct nd_works_params wp = {.capacity = c->p.max_queue + n_seats,
                                  .work_bytes = sizeof(struct dc_seq),
                                  .prompt_bytes = nd_prompt_bytes(&c->p)};
@@ -99,7 +99,7 @@ static td_err dc_create(const struct nd_core_params *p, void **out_core)
 static void end_all(struct dc_core *c, uint64_t router, td_err err, const char *text)
 {
     for (uint32_t i = 0; i < nd_works_capacity(c->works); i++) {
-        struct dc_seq *s = (struct dc_seq *)(void *)nd_works_slot(c->works, i);
+        struct dc_seq *s = dc_of(nd_works_slot(c->works, i));
         if (s == NULL || (router != 0 && s->w.id.router_epoch != router)) {
             continue;
         }
@@ -174,7 +174,7 @@ static void expire(struct dc_core *c)
     }
     struct nd_work *w;
     while ((w = nd_works_due(c->works, c->now)) != NULL) {
-        dc_on_timeout(c, (struct dc_seq *)(void *)w);
+        dc_on_timeout(c, dc_of(w));
     }
     if (c->drain_until_us <= c->now) {
         c->drain_until_us = TD_NEVER;
@@ -252,7 +252,7 @@ static uint32_t dc_waits(const void *core, struct nd_wait *out, uint32_t cap)
     const struct dc_core *c = core;
     uint32_t n = 0;
     for (uint32_t i = 0; i < nd_works_capacity(c->works) && n < cap; i++) {
-        const struct dc_seq *s = (const struct dc_seq *)(const void *)nd_works_slot(c->works, i);
+        const struct dc_seq *s = dc_of(nd_works_slot(c->works, i));
         if (s != NULL) {
             int64_t at = s->state == DC_QUEUED ? s->line.wait.at_us : s->w.timer.at_us;
             out[n++] = (struct nd_wait){s->w.id, dc_state_wait(s->state), s->w.since_us, at};
@@ -297,7 +297,7 @@ struct sums {
 static td_err check_seqs(const struct dc_core *c, struct sums *sum)
 {
     for (uint32_t i = 0; i < nd_works_capacity(c->works); i++) {
-        const struct dc_seq *s = (const struct dc_seq *)(const void *)nd_works_slot(c->works, i);
+        const struct dc_seq *s = dc_of(nd_works_slot(c->works, i));
         if (s == NULL) {
             continue;
         }

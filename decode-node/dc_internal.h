@@ -66,6 +66,12 @@ struct dc_seq {
     int64_t exec_us, token_us, taken_us, decode_us, last_us;
 };
 
+/* The sequence whose record this is; NULL stays NULL. */
+static inline struct dc_seq *dc_of(struct nd_work *w)
+{
+    return (struct dc_seq *)(void *)w;
+}
+
 struct dc_core {
     struct nd_core_params p;
     struct nd_works *works;         /* owned */

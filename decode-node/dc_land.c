@@ -116,7 +116,7 @@ static void advance(struct dc_core *c, struct dc_seq *s)
 
 static struct dc_seq *of_land(struct dc_core *c, uint64_t land)
 {
-    struct dc_seq *s = (struct dc_seq *)(void *)nd_works_by_handle(c->works, land);
+    struct dc_seq *s = dc_of(nd_works_by_handle(c->works, land));
     return s != NULL && s->land_open ? s : NULL;
 }
 
@@ -168,9 +168,7 @@ static struct dc_seq *of_record(struct dc_core *c, uint64_t peer, const struct t
 {
 #ifdef TD_BUG_DROPPED_EPOCH_CHECK
     uint32_t index = (uint32_t)m->land - 1;
-    return index < nd_works_capacity(c->works)
-               ? (struct dc_seq *)(void *)nd_works_slot(c->works, index)
-               : NULL;
+    return index < nd_works_capacity(c->works) ? dc_of(nd_works_slot(c->works, index)) : NULL;
 #endif
     struct dc_seq *s = of_land(c, m->land);
     return s != NULL && td_work_id_eq(&s->w.id, &m->id) && s->peer == peer && m->p_epoch == peer &&
@@ -251,7 +249,7 @@ void dc_on_abort(struct dc_core *c, uint64_t peer, const struct td_wire_abort *m
 void dc_on_peer_lost(struct dc_core *c, uint64_t peer, bool fenced)
 {
     for (uint32_t i = 0; i < nd_works_capacity(c->works); i++) {
-        struct dc_seq *s = (struct dc_seq *)(void *)nd_works_slot(c->works, i);
+        struct dc_seq *s = dc_of(nd_works_slot(c->works, i));
         if (s == NULL || s->local || s->peer != peer) {
             continue;
         }

@@ -11,7 +11,7 @@
 /* Who sits at seat i and holds blocks for a request that goes on; or NULL. */
 static struct dc_seq *holder_at(const struct dc_core *c, uint32_t i)
 {
-    struct dc_seq *s = (struct dc_seq *)(void *)nd_works_at(c->works, c->seated[i]);
+    struct dc_seq *s = dc_of(nd_works_at(c->works, c->seated[i]));
     return s != NULL && s->state != DC_ENDING ? s : NULL;
 }
 
@@ -158,7 +158,7 @@ void dc_grow(struct dc_core *c)
     }
     c->n_held = 0;
     for (uint32_t i = 0; i < n; i++) {
-        struct dc_seq *s = (struct dc_seq *)(void *)nd_works_at(c->works, c->scratch[i]);
+        struct dc_seq *s = dc_of(nd_works_at(c->works, c->scratch[i]));
         if (s != NULL && s->state == DC_RUNNING && s->len / bt >= s->n_blocks) {
             (void)find_room(c, s);
         }

@@ -279,7 +279,7 @@ static void close_peer(struct dc_core *c, uint64_t peer)
     a->cmd.type = TD_XFER_CLOSE;
     a->cmd.epoch = peer;
     for (uint32_t i = 0; i < nd_works_capacity(c->works); i++) {
-        struct dc_seq *s = (struct dc_seq *)(void *)nd_works_slot(c->works, i);
+        struct dc_seq *s = dc_of(nd_works_slot(c->works, i));
         if (s != NULL && s->land_open && s->peer == peer) {
             s->closing = true;
         }
@@ -342,7 +342,7 @@ static td_err open_seq(struct dc_core *c, const struct td_wire_reserve *m, struc
 {
     struct nd_work *w = NULL;
     TD_TRY(nd_works_open(c->works, &m->r, c->now, &w));
-    struct dc_seq *s = (struct dc_seq *)(void *)w;
+    struct dc_seq *s = dc_of(w);
     s->local = m->mode == TD_RESERVE_LOCAL;
     s->n_out = w->n_replayed;
     if (!s->local) {
@@ -386,7 +386,7 @@ void dc_on_reserve(struct dc_core *c, const struct td_wire_reserve *m, td_err de
 /* Legal in every state, idempotent; a cancel that comes before its request stops it there. */
 void dc_on_cancel(struct dc_core *c, uint64_t router, const struct td_wire_cancel *m)
 {
-    struct dc_seq *s = (struct dc_seq *)(void *)nd_works_find(c->works, &m->id);
+    struct dc_seq *s = dc_of(nd_works_find(c->works, &m->id));
     bool known = s != NULL;
     bool ends = known && s->state != DC_ENDING;
 #ifdef TD_BUG_LOST_CANCEL

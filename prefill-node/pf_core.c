@@ -49,13 +49,15 @@ static td_err build(struct pf_core *c)
 {
     const struct td_engine_info *e = c->p.engine;
     uint32_t bt = e->layout.block_tok;
-    uint32_t n_seats = c->p.max_seqs * 2; /* half may be computed already and wait for decode */
+    /* Half may be computed already and wait for decode. */
+    uint32_t n_seats = min_u32(c->p.max_seqs * 2, TD_XFER_MAX_PUSHES);
     struct nd_works_params wp = {.capacity = c->p.max_queue + n_seats,
                                  .work_bytes = sizeof(struct pf_seq),
                                  .prompt_bytes = nd_prompt_bytes(&c->p)};
     TD_TRY(nd_works_create(&wp, &c->works));
     TD_TRY(td_kv_pool_create(e->n_blocks, &c->pool));
     c->push_tok = push_limit(&c->p);
+    c->push_window = min_u32(TD_XFER_MAX_PUSHES / n_seats, PF_PUSH_WINDOW);
     if (c->push_tok == 0) {
         return TD_ERR_CONFIG; /* one slice is longer than a message */
     }
@@ -104,7 +106,7 @@ static td_err pf_create(const struct nd_core_params *p, void **out_core)
 static void end_all(struct pf_core *c, uint64_t router, td_err err, const char *text)
 {
     for (uint32_t i = 0; i < nd_works_capacity(c->works); i++) {
-        struct pf_seq *s = (struct pf_seq *)(void *)nd_works_slot(c->works, i);
+        struct pf_seq *s = pf_of(nd_works_slot(c->works, i));
         if (s == NULL || (router != 0 && s->w.id.router_epoch != router)) {
             continue;
         }
@@ -177,7 +179,7 @@ static void expire(struct pf_core *c)
     }
     struct nd_work *w;
     while ((w = nd_works_due(c->works, c->now)) != NULL) {
-        pf_on_timeout(c, (struct pf_seq *)(void *)w);
+        pf_on_timeout(c, pf_of(w));
     }
     pf_stash_expire(c);
     if (c->drain_until_us <= c->now) {
@@ -258,7 +260,7 @@ static uint32_t pf_waits(const void *core, struct nd_wait *out, uint32_t cap)
     const struct pf_core *c = core;
     uint32_t n = 0;
     for (uint32_t i = 0; i < nd_works_capacity(c->works) && n < cap; i++) {
-        const struct pf_seq *s = (const struct pf_seq *)(const void *)nd_works_slot(c->works, i);
+        const struct pf_seq *s = pf_of(nd_works_slot(c->works, i));
         if (s != NULL) {
             int64_t at = s->state == PF_QUEUED ? s->line.wait.at_us : s->w.timer.at_us;
             out[n++] = (struct nd_wait){s->w.id, pf_state_wait(s->state), s->w.since_us, at};
@@ -312,7 +314,7 @@ static td_err pf_check(const void *core)
     uint32_t seats = 0;
     uint32_t slots = 0;
     for (uint32_t i = 0; i < nd_works_capacity(c->works); i++) {
-        const struct pf_seq *s = (const struct pf_seq *)(const void *)nd_works_slot(c->works, i);
+        const struct pf_seq *s = pf_of(nd_works_slot(c->works, i));
         if (s == NULL) {
             continue;
         }

@@ -138,7 +138,7 @@ static void start_step(struct pf_core *c)
     c->n_flight = n;
     nd_actions_observe(c->out, ND_M_BATCH_TOKENS, c->flight_tok);
     for (uint32_t i = 0; i < n; i++) {
-        struct pf_seq *s = (struct pf_seq *)(void *)nd_works_at(c->works, c->flight[i]);
+        struct pf_seq *s = pf_of(nd_works_at(c->works, c->flight[i]));
         TD_INSIST(s != NULL);
         pf_push_more(c, s);
     }
@@ -208,7 +208,7 @@ void pf_on_step(struct pf_core *c, const struct td_step_result *r)
     learn_cost(c, r);
     /* All tokens of the step in one message before anything that follows from them. */
     for (uint32_t i = 0; i < c->n_flight; i++) {
-        struct pf_seq *s = (struct pf_seq *)(void *)nd_works_at(c->works, c->flight[i]);
+        struct pf_seq *s = pf_of(nd_works_at(c->works, c->flight[i]));
         const struct td_row_result *row = NULL;
         if (s != NULL && s->state == PF_EXEC && s->submitted_tok == s->w.n_prompt &&
             row_result(c, r, i, &row) == TD_OK) {
@@ -217,7 +217,7 @@ void pf_on_step(struct pf_core *c, const struct td_step_result *r)
     }
     nd_tokens_flush(c->tokens, r->ticket, c->out);
     for (uint32_t i = 0; i < c->n_flight; i++) {
-        struct pf_seq *s = (struct pf_seq *)(void *)nd_works_at(c->works, c->flight[i]);
+        struct pf_seq *s = pf_of(nd_works_at(c->works, c->flight[i]));
         const struct td_row_result *row = NULL;
         if (s == NULL) {
             continue;
@@ -272,7 +272,7 @@ void pf_push_more(struct pf_core *c, struct pf_seq *s)
     if (!s->has_table || s->peer_gone || s->finish != TD_FINISH_NONE) {
         return;
     }
-    while (s->n_open < PF_PUSH_WINDOW && s->pushed_tok < s->submitted_tok) {
+    while (s->n_open < c->push_window && s->pushed_tok < s->submitted_tok) {
         bool ready = s->pushed_tok < s->computed_tok;
         uint32_t limit = ready ? s->computed_tok : s->submitted_tok;
         uint32_t to = limit - s->pushed_tok > c->push_tok ? s->pushed_tok + c->push_tok : limit;

@@ -1,7 +1,7 @@
 /* pf_internal.h - what the files of the prefill core share; nobody else includes it.
  *
  * pf_core.c: doors (events in, state out), creation, checks. pf_seq.c: the state table and the
- * hand-over. pf_exec.c: admission, steps, pushes. pf_stash.c: tables that came early.
+ * hand-over. pf_end.c: the one path out. pf_exec.c: admission, steps, pushes. pf_stash.c: tables that came early.
  * Owner, thread, bounds: pf_core.h.
  */
 #ifndef TD_PREFILL_NODE_PF_INTERNAL_H
@@ -16,7 +16,7 @@
 #include "common/sched/batch.h"
 #include "common/sched/queue.h"
 
-#define PF_PUSH_WINDOW 16 /* pushes of one request that may be under way */
+#define PF_PUSH_WINDOW 16 /* pushes of one request that may be under way, at most */
 #define PF_MAX_STASH   64 /* tables that arrived before their request */
 #define PF_PUSH_BITS   24 /* of a push handle: the push's number within its request */
 
@@ -63,6 +63,12 @@ struct pf_seq {
     const char *transport; /* static */
 };
 
+/* The sequence whose record this is; NULL stays NULL. */
+static inline struct pf_seq *pf_of(struct nd_work *w)
+{
+    return (struct pf_seq *)(void *)w;
+}
+
 struct pf_stash {
     bool used;
     struct td_wire_table head; /* blocks is NULL; they are in `blocks` */
@@ -84,6 +90,7 @@ struct pf_core {
     struct td_seq_ref *flight; /* owned [max_rows]: rows of the running step */
     uint32_t *seat_blocks;     /* owned [seats][seat_len] */
     uint32_t seat_len;
+    uint32_t push_window; /* so that all seats together stay within TD_XFER_MAX_PUSHES */
     uint32_t
         push_tok; /* of one push at most: a chunk, or less when its message would be too long */
     uint32_t n_flight, flight_tok;
@@ -103,9 +110,7 @@ struct pf_core {
 void pf_set_state(struct pf_core *c, struct pf_seq *s, enum pf_state to);
 const char *pf_state_name(enum pf_state s);
 const char *pf_state_wait(enum pf_state s);
-/* Ends the request from any state: tells D (unless it is done with it) and the router, gives the
- * blocks back now or when the last reader is gone. */
-void pf_end(struct pf_core *c, struct pf_seq *s, td_err err, const char *text);
+unsigned pf_state_phase(enum pf_state s); /* of ND_M_CANCELLED */
 void pf_on_prefill(struct pf_core *c, const struct td_wire_prefill *m, td_err decode_err);
 void pf_on_cancel(struct pf_core *c, uint64_t router, const struct td_wire_cancel *m);
 void pf_on_table(struct pf_core *c, uint64_t peer, const struct td_wire_table *m);
@@ -120,6 +125,21 @@ void pf_on_timeout(struct pf_core *c, struct pf_seq *s);
 void pf_on_row(struct pf_core *c, struct pf_seq *s, td_err err);
 /* Sends the record when everything is pushed and the token is known. */
 void pf_advance(struct pf_core *c, struct pf_seq *s);
+
+/* ---- pf_end.c: the one path out ---- */
+/* Ends the request from any state: tells D (unless it is done with it) and the router, gives the
+ * blocks back now or when the last reader is gone. */
+void pf_end(struct pf_core *c, struct pf_seq *s, td_err err, const char *text);
+/* An ending request may be able to let its blocks go. */
+void pf_finish_ending(struct pf_core *c, struct pf_seq *s);
+void pf_ending_overdue(struct pf_core *c, struct pf_seq *s);
+/* Blocks follow: state and deadline of the ledger are those of the sequence. */
+void pf_move_blocks(struct pf_core *c, struct pf_seq *s, enum td_blk_state to);
+void pf_release_blocks(struct pf_core *c, struct pf_seq *s);
+void pf_cancel_pushes(struct pf_core *c, struct pf_seq *s);
+struct td_wire_stages pf_stages(const struct pf_core *c, const struct pf_seq *s);
+/* A message to D that waits for this request's slices only. */
+struct td_wire_msg *pf_to_decode(struct pf_core *c, const struct pf_seq *s, enum td_wire_type type);
 
 /* ---- pf_exec.c: admission, steps, pushes ---- */
 /* Fills the node with what the queue holds and starts a step when none runs. */

@@ -26,12 +26,10 @@ static void table_late(struct pf_core *c, struct pf_seq *s);
 static void taken(struct pf_core *c, struct pf_seq *s);
 static void pushed_some(struct pf_core *c, struct pf_seq *s);
 static void pushed_last(struct pf_core *c, struct pf_seq *s);
-static void finish_ending(struct pf_core *c, struct pf_seq *s);
 static void row_exec(struct pf_core *c, struct pf_seq *s, td_err err);
 static void row_ending(struct pf_core *c, struct pf_seq *s, td_err err);
 static void budget_spent(struct pf_core *c, struct pf_seq *s);
 static void lease_spent(struct pf_core *c, struct pf_seq *s);
-static void ending_overdue(struct pf_core *c, struct pf_seq *s);
 
 static const struct state_row rows[PF_STATES] = {
     [PF_FREE] = {"free", "", BIT(PF_QUEUED), 0, NULL, NULL, NULL, NULL, NULL},
@@ -48,12 +46,17 @@ static const struct state_row rows[PF_STATES] = {
     [PF_HANDING] = {"handing", "decode to take over", BIT(PF_ENDING), 2, NULL, taken, pushed_last,
                     NULL, lease_spent},
     [PF_ENDING] = {"ending", "its step and posts to end", BIT(PF_FREE), 3, NULL, NULL,
-                   finish_ending, row_ending, ending_overdue},
+                   pf_finish_ending, row_ending, pf_ending_overdue},
 };
 
 const char *pf_state_name(enum pf_state s)
 {
     return rows[s].name;
+}
+
+unsigned pf_state_phase(enum pf_state s)
+{
+    return rows[s].phase;
 }
 
 const char *pf_state_wait(enum pf_state s)
@@ -90,189 +93,7 @@ void pf_set_state(struct pf_core *c, struct pf_seq *s, enum pf_state to)
     }
 }
 
-/* Blocks follow: state and deadline of the ledger are those of the sequence. */
-static void move_blocks(struct pf_core *c, struct pf_seq *s, enum td_blk_state to)
-{
-    if (s->n_blocks > 0) {
-        pf_ledger(c, s,
-                  td_kv_pool_move(c->pool, nd_work_handle(&s->w), pf_blocks(c, s), s->n_blocks, to,
-                                  s->w.timer.at_us));
-    }
-}
-
-static void release_blocks(struct pf_core *c, struct pf_seq *s)
-{
-    if (s->n_blocks > 0) {
-#ifdef TD_BUG_SKIPPED_RELEASE
-        if (s->state != PF_HANDING || s->taken || s->finish != TD_FINISH_NONE)
-#endif
-            pf_ledger(
-                c, s,
-                td_kv_pool_release(c->pool, nd_work_handle(&s->w), pf_blocks(c, s), s->n_blocks));
-        s->n_blocks = 0;
-    }
-    nd_slots_give(c->seats, s->seat);
-    s->seat = 0;
-}
-
-/* ---- ends ---- */
-
-static struct td_wire_stages stages_of(const struct pf_core *c, const struct pf_seq *s)
-{
-    struct td_wire_stages g = {.prompt_tokens = s->w.n_prompt,
-                               .transport = s->transport != NULL ? s->transport : "",
-                               .kv_bytes = s->kv_bytes};
-    int64_t started = s->exec_us != 0 ? s->exec_us : c->now;
-    g.prefill_queue_us = (uint64_t)(started - s->w.arrived_us);
-    if (s->has_token) {
-        g.prefill_us = (uint64_t)(s->token_us - s->exec_us);
-        g.output_tokens = 1;
-    }
-    if (s->first_post_us != 0 && s->last_done_us > s->first_post_us) {
-        g.transfer_us = (uint64_t)(s->last_done_us - s->first_post_us);
-    }
-    if (s->has_token && s->first_post_us != 0 && s->last_done_us > s->token_us) {
-        g.transfer_exposed_us = (uint64_t)(s->last_done_us - s->token_us);
-    }
-    return g;
-}
-
-static void observe_end(struct pf_core *c, const struct pf_seq *s, td_err err,
-                        const struct td_wire_stages *g)
-{
-    if (err == TD_ERR_CANCELLED) {
-        nd_actions_observe(c->out, ND_M_CANCELLED, rows[s->state].phase);
-        return;
-    }
-    if (err != TD_OK) {
-        nd_actions_observe(c->out, ND_M_FINISHED, TD_FINISH_ERROR);
-        if (s->has_table) {
-            nd_actions_observe(c->out, ND_M_TRANSFER_FAILED, err);
-        }
-        return;
-    }
-    nd_actions_observe(c->out, ND_M_FINISHED, s->finish);
-    if (g->kv_bytes > 0) {
-        nd_actions_observe(c->out, ND_M_TRANSFER_US, (double)g->transfer_us);
-        nd_actions_observe(c->out, ND_M_TRANSFER_EXPOSED_US, (double)g->transfer_exposed_us);
-        nd_actions_observe(c->out, ND_M_TRANSFER_BYTES, (double)g->kv_bytes);
-    }
-}
-
-static void tell_router(struct pf_core *c, struct pf_seq *s, td_err err, const char *text)
-{
-    struct td_wire_stages g = stages_of(c, s);
-    observe_end(c, s, err, &g);
-    TD_LOG(INFO, "pf_push",
-           "req=%s attempt=%u err=%s state=%s pushes=%u kv_bytes=%" PRIu64 " transfer_us=%" PRIu64
-           " exposed_us=%" PRIu64 " transport=%s why=\"%s\"",
-           s->w.req, s->w.id.attempt, td_err_code(err), rows[s->state].name, s->n_pushes,
-           g.kv_bytes, g.transfer_us, g.transfer_exposed_us, g.transport, text);
-    if (!s->w.mute) {
-        struct td_wire_msg *m = nd_actions_send(c->out, s->w.id.router_epoch, TD_WIRE_END);
-        m->end = (struct td_wire_end){.id = s->w.id, .err = err, .text = text, .stages = g};
-    }
-}
-
-/* A message to D that waits for this request's slices only. */
-static struct td_wire_msg *to_decode(struct pf_core *c, const struct pf_seq *s,
-                                     enum td_wire_type type)
-{
-    struct td_wire_msg *m = nd_actions_peer_send(c->out, s->peer, type);
-    c->out->list[c->out->n - 1].cmd.land = s->land;
-    return m;
-}
-
-/* D waits for bytes or a record that will not come: say so at once. */
-static void tell_decode(struct pf_core *c, struct pf_seq *s, td_err err)
-{
-    if (err != TD_OK && s->has_table && !s->peer_gone) {
-        struct td_wire_msg *m = to_decode(c, s, TD_WIRE_ABORT);
-        m->abort = (struct td_wire_abort){.id = s->w.id, .land = s->land, .err = err};
-    }
-}
-
-static void cancel_pushes(struct pf_core *c, struct pf_seq *s)
-{
-    for (uint32_t i = 0; i < s->n_open; i++) {
-        struct nd_action *a = nd_actions_add(c->out, ND_DO_XFER);
-        a->cmd.type = TD_XFER_PUSH_CANCEL;
-        a->cmd.push = pf_push_handle(s, s->open[i]);
-    }
-}
-
-/* Nobody reads or writes the blocks any more. */
-static void close_seq(struct pf_core *c, struct pf_seq *s)
-{
-    release_blocks(c, s);
-    nd_slots_give(c->slots, s->slot);
-    nd_spans_drop(c->tables, &s->table);
-    if (s->state != PF_ENDING) {
-        pf_set_state(c, s, PF_ENDING);
-    }
-    pf_set_state(c, s, PF_FREE);
-    nd_works_close(c->works, &s->w);
-}
-
-void pf_end(struct pf_core *c, struct pf_seq *s, td_err err, const char *text)
-{
-    TD_REQUIRE(s->state != PF_FREE && s->state != PF_ENDING);
-    if (td_queue_holds(&s->line)) {
-        td_queue_remove(c->queue, &s->line);
-        c->queued_tok -= s->w.n_prompt;
-    }
-    td_batch_leave(&c->batch, &s->batch);
-    tell_decode(c, s, err);
-    tell_router(c, s, err, text);
-    if (s->step == 0 && s->n_open == 0) {
-        close_seq(c, s);
-        return;
-    }
-    cancel_pushes(c, s);
-    pf_set_state(c, s, PF_ENDING);
-    move_blocks(c, s, TD_BLK_QUARANTINED);
-}
-
-static void finish_ending(struct pf_core *c, struct pf_seq *s)
-{
-    if (s->step == 0 && s->n_open == 0) {
-        close_seq(c, s);
-    }
-}
-
-static void row_ending(struct pf_core *c, struct pf_seq *s, td_err err)
-{
-    (void)err; /* of a request that is over */
-    finish_ending(c, s);
-}
-
-/* What has been posted to the peer until now ends with CLOSED; what comes later does not. */
-static void close_peer(struct pf_core *c, uint64_t peer)
-{
-    struct nd_action *a = nd_actions_add(c->out, ND_DO_XFER);
-    a->cmd.type = TD_XFER_CLOSE;
-    a->cmd.epoch = peer;
-    for (uint32_t i = 0; i < nd_works_capacity(c->works); i++) {
-        struct pf_seq *s = (struct pf_seq *)(void *)nd_works_slot(c->works, i);
-        if (s != NULL && s->has_table && s->peer == peer && s->n_open > 0) {
-            s->closing = true;
-        }
-    }
-}
-
-/* A post that does not end: closing the endpoint is the fence. A step that does not end can only be
- * waited for; nobody outside waits with it. */
-static void ending_overdue(struct pf_core *c, struct pf_seq *s)
-{
-    TD_LOG(WARN, "request cannot let its blocks go yet, waiting",
-           "req=%s step=%" PRIu64 " pushes=%u peer=%016" PRIx64, s->w.req, s->step, s->n_open,
-           s->peer);
-    if (s->n_open > 0) {
-        close_peer(c, s->peer);
-    }
-    nd_works_arm(c->works, &s->w, c->now + c->p.t_stall_us, true);
-    move_blocks(c, s, TD_BLK_QUARANTINED);
-}
+/* ---- deadlines ---- */
 
 static void budget_spent(struct pf_core *c, struct pf_seq *s)
 {
@@ -344,7 +165,7 @@ void pf_on_prefill(struct pf_core *c, const struct td_wire_prefill *m, td_err de
         refuse(c, &m->r.id, e, td_err_text(e));
         return;
     }
-    struct pf_seq *s = (struct pf_seq *)(void *)w;
+    struct pf_seq *s = pf_of(w);
     s->ticket = m->ticket;
     s->ticket_until_us = c->now + (int64_t)m->ticket.life_ms * 1000;
     pf_set_state(c, s, PF_QUEUED);
@@ -358,7 +179,7 @@ void pf_on_prefill(struct pf_core *c, const struct td_wire_prefill *m, td_err de
 /* Legal in every state, idempotent; a cancel that comes before its request stops it there. */
 void pf_on_cancel(struct pf_core *c, uint64_t router, const struct td_wire_cancel *m)
 {
-    struct pf_seq *s = (struct pf_seq *)(void *)nd_works_find(c->works, &m->id);
+    struct pf_seq *s = pf_of(nd_works_find(c->works, &m->id));
     bool known = s != NULL;
     bool ends = known && s->state != PF_ENDING;
 #ifdef TD_BUG_LOST_CANCEL
@@ -388,13 +209,13 @@ static void stale(struct pf_core *c, const char *what, const struct td_work_id *
 /* The request this peer may speak about: known, alive, and its table came from that very peer. */
 static struct pf_seq *of_peer(struct pf_core *c, const struct td_work_id *id, uint64_t peer)
 {
-    struct pf_seq *s = (struct pf_seq *)(void *)nd_works_find(c->works, id);
+    struct pf_seq *s = pf_of(nd_works_find(c->works, id));
     return s != NULL && s->has_table && s->peer == peer ? s : NULL;
 }
 
 void pf_on_table(struct pf_core *c, uint64_t peer, const struct td_wire_table *m)
 {
-    struct pf_seq *s = (struct pf_seq *)(void *)nd_works_find(c->works, &m->id);
+    struct pf_seq *s = pf_of(nd_works_find(c->works, &m->id));
     if (s == NULL && nd_works_buried(c->works, &m->id) == ND_GRAVE_NONE) {
         pf_stash_put(c, peer, m);
         return;
@@ -426,7 +247,7 @@ static void table_late(struct pf_core *c, struct pf_seq *s)
 {
     if (s->finish == TD_FINISH_NONE) {
         pf_set_state(c, s, PF_PUSHING);
-        move_blocks(c, s, TD_BLK_PARKED);
+        pf_move_blocks(c, s, TD_BLK_PARKED);
         pf_push_more(c, s);
     }
     pf_advance(c, s);
@@ -463,7 +284,7 @@ void pf_on_abort(struct pf_core *c, uint64_t peer, const struct td_wire_abort *m
 {
     struct pf_seq *s = of_peer(c, &m->id, peer);
     if (s == NULL || s->state == PF_ENDING || s->land != m->land) {
-        struct pf_seq *other = (struct pf_seq *)(void *)nd_works_find(c->works, &m->id);
+        struct pf_seq *other = pf_of(nd_works_find(c->works, &m->id));
         if (other == NULL) {
             pf_stash_drop_id(c, &m->id);
         }
@@ -478,7 +299,7 @@ void pf_on_peer_lost(struct pf_core *c, uint64_t peer, bool fenced)
 {
     pf_stash_drop_peer(c, peer);
     for (uint32_t i = 0; i < nd_works_capacity(c->works); i++) {
-        struct pf_seq *s = (struct pf_seq *)(void *)nd_works_slot(c->works, i);
+        struct pf_seq *s = pf_of(nd_works_slot(c->works, i));
         if (s == NULL || !s->has_table || s->peer != peer) {
             continue;
         }
@@ -487,7 +308,7 @@ void pf_on_peer_lost(struct pf_core *c, uint64_t peer, bool fenced)
         }
         s->peer_gone = true;
         if (s->state == PF_ENDING) {
-            finish_ending(c, s);
+            pf_finish_ending(c, s);
         } else if (s->finish != TD_FINISH_NONE) {
             pf_end(c, s, TD_OK, "answered by its first token");
         } else {
@@ -515,7 +336,7 @@ static struct pf_seq *of_push(struct pf_core *c, uint64_t handle)
     if (index >= nd_works_capacity(c->works)) {
         return NULL;
     }
-    struct pf_seq *s = (struct pf_seq *)(void *)nd_works_slot(c->works, (uint32_t)index);
+    struct pf_seq *s = pf_of(nd_works_slot(c->works, (uint32_t)index));
     return s != NULL && forget_push(s, handle) ? s : NULL;
 }
 
@@ -546,7 +367,7 @@ static void pushed_some(struct pf_core *c, struct pf_seq *s)
 {
     if (s->state == PF_PUSHING) {
         nd_works_arm(c->works, &s->w, c->now + c->p.t_lease_us, false);
-        move_blocks(c, s, TD_BLK_PARKED);
+        pf_move_blocks(c, s, TD_BLK_PARKED);
     }
     pf_push_more(c, s);
     pf_advance(c, s);
@@ -559,14 +380,20 @@ static void pushed_last(struct pf_core *c, struct pf_seq *s)
         return;
     }
     if (s->finish != TD_FINISH_NONE && s->n_open == 0) {
-        release_blocks(c, s); /* nobody wants this KV */
+        pf_release_blocks(c, s); /* nobody wants this KV */
         return;
     }
     nd_works_arm(c->works, &s->w, c->now + c->p.t_lease_us, false);
-    move_blocks(c, s, TD_BLK_PARKED);
+    pf_move_blocks(c, s, TD_BLK_PARKED);
 }
 
 /* ---- from the engine ---- */
+
+static void row_ending(struct pf_core *c, struct pf_seq *s, td_err err)
+{
+    (void)err; /* of a request that is over */
+    pf_finish_ending(c, s);
+}
 
 /* The prompt is computed and the first token is out. */
 static void computed(struct pf_core *c, struct pf_seq *s)
@@ -584,7 +411,7 @@ static void computed(struct pf_core *c, struct pf_seq *s)
            s->w.req, s->w.id.attempt, s->w.n_prompt, s->exec_us - s->w.arrived_us, prefill_us,
            s->has_table ? "known" : "awaited");
     if (s->finish != TD_FINISH_NONE) {
-        cancel_pushes(c, s);
+        pf_cancel_pushes(c, s);
     } else if (s->has_table) {
         pf_push_more(c, s);
     }
@@ -594,9 +421,9 @@ static void computed(struct pf_core *c, struct pf_seq *s)
         pf_set_state(c, s, PF_PARKED);
     }
     pf_advance(c, s);
-    move_blocks(c, s, TD_BLK_PARKED);
+    pf_move_blocks(c, s, TD_BLK_PARKED);
     if (s->finish != TD_FINISH_NONE && s->n_open == 0) {
-        release_blocks(c, s);
+        pf_release_blocks(c, s);
     }
 }
 
@@ -628,7 +455,7 @@ void pf_on_row(struct pf_core *c, struct pf_seq *s, td_err err)
  */
 static void send_record(struct pf_core *c, struct pf_seq *s)
 {
-    struct td_wire_msg *m = to_decode(c, s, TD_WIRE_RECORD);
+    struct td_wire_msg *m = pf_to_decode(c, s, TD_WIRE_RECORD);
     m->record = (struct td_wire_record){.id = s->w.id,
                                         .land = s->land,
                                         .p_epoch = c->p.epoch,
@@ -641,7 +468,7 @@ static void send_record(struct pf_core *c, struct pf_seq *s)
                                         .first_logprob = s->first_logprob,
                                         .finish = s->finish,
                                         .seed = s->w.sampling.seed,
-                                        .stages = stages_of(c, s)};
+                                        .stages = pf_stages(c, s)};
 }
 
 void pf_advance(struct pf_core *c, struct pf_seq *s)
@@ -652,6 +479,6 @@ void pf_advance(struct pf_core *c, struct pf_seq *s)
         return;
     }
     pf_set_state(c, s, PF_HANDING);
-    move_blocks(c, s, TD_BLK_PARKED);
+    pf_move_blocks(c, s, TD_BLK_PARKED);
     send_record(c, s);
 }
