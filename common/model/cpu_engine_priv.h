@@ -22,6 +22,7 @@
 #define TD__CE_MAX_OWNED    64
 #define TD__CE_SPLIT_ROWS   8  /* decode rows up to which attention is split by chunk */
 #define TD__CE_GATE_ROWS    64 /* rows of gate and up that stay in a member's scratch */
+#define TD__CE_SHARE_TOK    4  /* tokens up to which products are cut into one share a member */
 #define TD__CE_SERIAL_TOK   2  /* tokens up to which small phases run inside a barrier */
 #define TD__CE_TILE_QUERIES 48
 

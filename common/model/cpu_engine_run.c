@@ -9,6 +9,8 @@
 #include "common/model/cpu_engine_priv.h"
 
 #define TOKENS_PER_ITEM 8
+#define SHARES          UINT32_MAX   /* one item a member */
+#define WARM_BYTES      (16u * 1024) /* of the next weights, asked for before a barrier */
 
 struct pass;
 typedef void (*token_fn)(struct pass *p, uint32_t t);
@@ -28,6 +30,7 @@ struct pass {
     struct part parts[3];
     uint32_t n_parts, tiles_per_item, rows;
     const struct tk_act *act;
+    const struct tk_packed *next; /* weights of the phase after, or NULL */
     size_t y_stride;
     bool add;
     token_fn then;
@@ -84,6 +87,17 @@ static void then_some(void *arg, uint32_t member, uint32_t item)
     }
 }
 
+/* Items of a phase up to a barrier: taken one by one, or one share a member (n_items SHARES). */
+static void run_items(struct pass *p, uint32_t n_items, td_team_item_fn item,
+                      td_team_serial_fn serial)
+{
+    if (n_items == SHARES) {
+        td_team_share(&p->e->team, p->member, item, serial, p);
+    } else {
+        td_team_run(&p->e->team, p->member, n_items, item, serial, p);
+    }
+}
+
 /* Items of a phase, then `then` for tokens [0, n_then). */
 static void run_phase(struct pass *p, uint32_t n_items, td_team_item_fn item, token_fn then,
                       uint32_t n_then)
@@ -92,12 +106,12 @@ static void run_phase(struct pass *p, uint32_t n_items, td_team_item_fn item, to
     p->then = then;
     p->n_then = n_then;
     if (then == NULL) {
-        td_team_run(team, p->member, n_items, item, finish_phase, p);
+        run_items(p, n_items, item, finish_phase);
     } else if (n_then <= TD__CE_SERIAL_TOK) {
-        td_team_run(team, p->member, n_items, item, then_all, p);
+        run_items(p, n_items, item, then_all);
     } else {
         if (n_items > 0) {
-            td_team_run(team, p->member, n_items, item, NULL, p);
+            run_items(p, n_items, item, NULL);
         }
         td_team_run(team, p->member, (n_then + TOKENS_PER_ITEM - 1) / TOKENS_PER_ITEM, then_some,
                     finish_phase, p);
@@ -105,32 +119,71 @@ static void run_phase(struct pass *p, uint32_t n_items, td_team_item_fn item, to
     p->publish = false;
 }
 
+static void gemm_tiles(struct pass *p, const struct part *part, uint32_t tile, uint32_t n)
+{
+    struct tk_gemm g = {.w = part->w,
+                        .a = p->act,
+                        .m = p->rows,
+                        .y = part->y,
+                        .y_stride = p->y_stride,
+                        .add = p->add};
+    p->e->ops->gemm(&g, tile, n);
+}
+
 static void gemm_item(void *arg, uint32_t member, uint32_t item)
 {
     struct pass *p = arg;
     for (uint32_t i = 0; i < p->n_parts; i++) {
-        const struct tk_packed *w = p->parts[i].w;
-        uint32_t items = (w->n_tiles + p->tiles_per_item - 1) / p->tiles_per_item;
+        uint32_t tiles = p->parts[i].w->n_tiles;
+        uint32_t items = (tiles + p->tiles_per_item - 1) / p->tiles_per_item;
         if (item >= items) {
             item -= items;
             continue;
         }
-        uint32_t tile = item * p->tiles_per_item, n = w->n_tiles - tile;
-        struct tk_gemm g = {.w = w,
-                            .a = p->act,
-                            .m = p->rows,
-                            .y = p->parts[i].y,
-                            .y_stride = p->y_stride,
-                            .add = p->add};
-        p->e->ops->gemm(&g, tile, n < p->tiles_per_item ? n : p->tiles_per_item);
+        uint32_t tile = item * p->tiles_per_item, n = tiles - tile;
+        gemm_tiles(p, &p->parts[i], tile, n < p->tiles_per_item ? n : p->tiles_per_item);
         return;
     }
 }
 
-/* Runs p->parts; about eight items a member, so that a disturbed core sheds its share. */
+/* Where a member's share of n things begins. */
+static uint32_t share_begin(const struct pass *p, uint32_t n, uint32_t member)
+{
+    return (uint32_t)((uint64_t)n * member / p->e->team.n);
+}
+
+/* Starts loading this member's share of w, so that the barrier's wait is not lost. */
+static void warm(const struct pass *p, const struct tk_packed *w)
+{
+    const uint8_t *at =
+        w->data + (size_t)share_begin(p, w->n_tiles, p->member) * (w->k / TK_QK) * w->tile_bytes;
+    for (uint32_t i = 0; i < WARM_BYTES; i += 64) {
+        __builtin_prefetch(at + i, 0, 2);
+    }
+}
+
+/* One long stream of weights a member: few rows are bound by memory, and streams by their starts. */
+static void gemm_share(void *arg, uint32_t member, uint32_t item)
+{
+    struct pass *p = arg;
+    for (uint32_t i = 0; i < p->n_parts; i++) {
+        uint32_t tiles = p->parts[i].w->n_tiles, from = share_begin(p, tiles, item);
+        gemm_tiles(p, &p->parts[i], from, share_begin(p, tiles, item + 1) - from);
+    }
+    if (p->next != NULL) {
+        warm(p, p->next);
+    }
+}
+
+/* Runs p->parts: by shares for few rows, else about eight items a member, so that a disturbed core
+ * sheds its part. */
 static void run_gemm(struct pass *p, token_fn then, uint32_t n_then)
 {
     uint32_t tiles = 0, items = 0;
+    if (p->rows <= TD__CE_SHARE_TOK) {
+        run_phase(p, SHARES, gemm_share, then, n_then);
+        return;
+    }
     for (uint32_t i = 0; i < p->n_parts; i++) {
         tiles += p->parts[i].w->n_tiles;
     }
@@ -229,6 +282,16 @@ static void gate_item(void *arg, uint32_t member, uint32_t item)
     }
 }
 
+static void gate_share(void *arg, uint32_t member, uint32_t item)
+{
+    struct pass *p = arg;
+    uint32_t n = p->e->ffn / TK_QK;
+    for (uint32_t i = share_begin(p, n, item); i < share_begin(p, n, item + 1); i++) {
+        gate_item(arg, member, i);
+    }
+    warm(p, p->next);
+}
+
 static void set_gemm(struct pass *p, const struct tk_act *a, const struct tk_packed *w, float *y,
                      size_t stride, bool add)
 {
@@ -249,12 +312,20 @@ static void run_layer(struct pass *p)
     p->parts[2] = (struct part){&l->v, e->qkv + e->q_width + e->kv_width};
     p->n_parts = 3;
     p->publish = true;
+    p->next = &l->o;
     run_gemm(p, rope_token, n);
     run_phase(p, e->n_attn_tasks, attn_item, collect_token, n);
     set_gemm(p, &e->act_att, &l->o, e->x, e->embd, true);
+    p->next = &l->gate;
     run_gemm(p, ffn_norm_token, n);
-    run_phase(p, e->ffn / TK_QK, gate_item, NULL, 0);
+    p->next = &l->down;
+    if (n <= TD__CE_SHARE_TOK) {
+        run_phase(p, SHARES, gate_share, NULL, 0);
+    } else {
+        run_phase(p, e->ffn / TK_QK, gate_item, NULL, 0);
+    }
     set_gemm(p, &e->act_ffn, &l->down, e->x, e->embd, true);
+    p->next = p->layer + 1 < e->info.n_layers ? &l[1].q : &e->output;
     run_gemm(p, p->layer + 1 < e->info.n_layers ? next_norm_token : NULL, n);
 }
 
@@ -287,6 +358,7 @@ static void run_head(struct pass *p, uint32_t head0, uint32_t n, float *logits)
     run_phase(p, 0, NULL, head_norm_row, n);
     set_gemm(p, &e->act_head, &e->output, logits, e->info.n_vocab, false);
     p->rows = n;
+    p->next = NULL;
     run_gemm(p, NULL, 0);
 }
 

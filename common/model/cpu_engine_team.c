@@ -104,3 +104,10 @@ void td_team_run(struct td_team *t, uint32_t member, uint32_t n_items, td_team_i
     }
     td_team_sync(t, serial, arg);
 }
+
+void td_team_share(struct td_team *t, uint32_t member, td_team_item_fn fn, td_team_serial_fn serial,
+                   void *arg)
+{
+    fn(arg, member, member);
+    td_team_sync(t, serial, arg);
+}

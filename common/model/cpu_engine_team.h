@@ -4,7 +4,7 @@
  * the others go, so that small steps cost no barrier of their own. Not: a task graph; which thread
  * takes an item is not defined, so items must be independent. Waiting: spins about 50 us, then
  * sleeps; sleeps at once when the team has more members than the process has cores. With one member
- * no atomic is touched. Owner: the engine; members call only td_team_run() and td_team_sync(), all
+ * no atomic is touched. Owner: the engine; members call only td_team_run(), td_team_share() and td_team_sync(), all
  * of them in the same order. Memory order: what a member wrote before a barrier is seen by all
  * after.
  */
@@ -34,6 +34,10 @@ void td_team_sync(struct td_team *t, td_team_serial_fn serial, void *arg);
 /* Items [0, n) by fn, then td_team_sync(). */
 void td_team_run(struct td_team *t, uint32_t member, uint32_t n_items, td_team_item_fn fn,
                  td_team_serial_fn serial, void *arg);
+
+/* Item `member` only, then td_team_sync(): for work cut into equal shares beforehand. */
+void td_team_share(struct td_team *t, uint32_t member, td_team_item_fn fn, td_team_serial_fn serial,
+                   void *arg);
 
 /* Arrives at the barrier for members that will never come, without waiting. */
 void td_team_absent(struct td_team *t, uint32_t count);

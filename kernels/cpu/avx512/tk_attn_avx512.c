@@ -54,6 +54,19 @@ TK__INLINE void scores(const struct tk_attn *a, bool f32, int NV, int B, uint32_
     }
 }
 
+/* Blocks lie far apart, so the hardware does not foresee them: few vectors would wait for each. */
+static void prefetch_blocks(const struct tk_attn *a, const void *const *blocks, uint32_t b0,
+                            uint32_t n, bool f32)
+{
+    uint32_t bytes = a->head_dim * TK_BLOCK_TOK * (f32 ? 4 : 2);
+    uint32_t end = (a->n_tok + TK_BLOCK_TOK - 1) / TK_BLOCK_TOK;
+    for (uint32_t b = b0; b < b0 + n && b < end; b++) {
+        for (uint32_t i = 0; i < bytes; i += 64) {
+            _mm_prefetch((const char *)blocks[b] + i, _MM_HINT_T1);
+        }
+    }
+}
+
 TK__INLINE void scores_group(const struct tk_attn *a, bool f32, int NV, uint32_t v0)
 {
     uint32_t limit = 0, b = 0;
@@ -63,9 +76,13 @@ TK__INLINE void scores_group(const struct tk_attn *a, bool f32, int NV, uint32_t
     }
     uint32_t n = (limit + TK_BLOCK_TOK - 1) / TK_BLOCK_TOK;
     if (NV <= 4) {
+        prefetch_blocks(a, a->k, 0, 4, f32);
         for (; b + 4 <= n; b += 4) {
+            prefetch_blocks(a, a->k, b + 4, 4, f32);
+            prefetch_blocks(a, a->v, b, 4, f32);
             scores(a, f32, NV, 4, v0, b);
         }
+        prefetch_blocks(a, a->v, b, 4, f32);
     }
     for (; b + 2 <= n; b += 2) {
         scores(a, f32, NV, 2, v0, b);
@@ -82,15 +99,14 @@ static void softmax(const struct tk_attn *a, uint32_t v)
     const __m512 worst = _mm512_set1_ps(-__builtin_inff());
     __m512 m = worst, sum = _mm512_setzero_ps();
     uint32_t n = a->limit[v];
-    __mmask16 last = n % 16 == 0 ? (__mmask16)0xffff : (__mmask16)((1u << n % 16) - 1);
     for (uint32_t t = 0; t < n; t += 16) {
-        __mmask16 k = t + 16 >= n ? last : (__mmask16)0xffff;
+        __mmask16 k = lanes(n - t);
         m = _mm512_max_ps(m, _mm512_mask_loadu_ps(worst, k, s + t));
     }
     float best = _mm512_reduce_max_ps(m);
     m = _mm512_set1_ps(best);
     for (uint32_t t = 0; t < n; t += 16) {
-        __mmask16 k = t + 16 >= n ? last : (__mmask16)0xffff;
+        __mmask16 k = lanes(n - t);
         __m512 e = exp16(_mm512_sub_ps(_mm512_loadu_ps(s + t), m));
         e = _mm512_maskz_mov_ps(k, e);
         _mm512_storeu_ps(s + t, e);

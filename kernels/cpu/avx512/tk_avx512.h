@@ -22,6 +22,12 @@ uint32_t tk__avx512_argmax(const float *x, uint32_t n);
 float tk__avx512_exps(const float *x, uint32_t n, float max, float scale, float *out);
 bool tk__avx512_all_finite(const float *x, uint32_t n);
 
+/* The first n lanes; all for 16 and more. */
+TK__INLINE __mmask16 lanes(uint32_t n)
+{
+    return _cvtu32_mask16(n >= TK_LANES ? 0xffffu : (1u << n) - 1);
+}
+
 /* Lanes folded in the order of NUMERICS.md. */
 TK__INLINE float fold16(__m512 v)
 {

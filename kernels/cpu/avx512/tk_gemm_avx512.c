@@ -1,10 +1,10 @@
-/* Products with AVX-512 VNNI: R rows of a panel x C column groups in registers.
+/* Products with AVX-512 VNNI: up to eight rows of a panel x one column group in registers.
  *
  * Design: lanes are columns, so every column adds its blocks in the order of NUMERICS.md whatever R
- * and C are. vpdpbusd takes the stored unsigned weights; what the offset adds is removed by
- * starting the integer sum at -offset * (sum of the block's activations). Nibbles are split in
- * registers: the shifts run on pipes that the products leave idle. One row streams weights and
- * prefetches ahead.
+ * is. vpdpbusd takes the stored unsigned weights; what the offset adds is removed by starting the
+ * integer sum at -offset * (sum of the block's activations). Nibbles are split in registers: the
+ * shifts run on pipes that the products leave idle. One row streams weights and prefetches ahead;
+ * several column groups at a time would be several streams, which memory serves at half the rate.
  */
 #include <immintrin.h>
 #include <string.h>
@@ -15,8 +15,7 @@
 #define PREFETCH_AHEAD 8192
 
 struct operands {
-    const uint8_t *w; /* first tile of the first column group */
-    size_t w_stride;  /* to the next column group */
+    const uint8_t *w; /* first tile of the column group */
     const int8_t *q;  /* first row of the panel, block 0 */
     const struct tk_qblk *b;
     uint32_t kb;
@@ -119,29 +118,26 @@ TK__INLINE void prefetch_tile(const uint8_t *tile, size_t bytes)
     }
 }
 
-/* acc[c * R + r] over all of K. */
-TK__INLINE void columns(enum tk_kind kind, int R, int C, const struct operands *o, __m512 *acc)
+/* acc[R] over all of K. */
+TK__INLINE void column(enum tk_kind kind, int R, const struct operands *o, __m512 *acc)
 {
     const size_t tile_bytes = tk__layouts[kind].tile_bytes;
-    const uint8_t *w = o->w;
+    const uint8_t *tile = o->w;
     const int8_t *q = o->q;
     const struct tk_qblk *b = o->b;
-    for (int i = 0; i < R * C; i++) {
-        acc[i] = _mm512_setzero_ps();
+    for (int r = 0; r < R; r++) {
+        acc[r] = _mm512_setzero_ps();
     }
     for (uint32_t i = 0; i < o->kb; i++) {
-        for (int c = 0; c < C; c++) {
-            const uint8_t *tile = w + (size_t)c * o->w_stride;
-            if (R == 1) {
-                prefetch_tile(tile, tile_bytes);
-            }
-            if (kind == TK_Q8_HALVES) {
-                block_halves(R, tile, q, b, acc + c * R);
-            } else {
-                block(kind, R, tile, q, b, acc + c * R);
-            }
+        if (R == 1) {
+            prefetch_tile(tile, tile_bytes);
         }
-        w += tile_bytes;
+        if (kind == TK_Q8_HALVES) {
+            block_halves(R, tile, q, b, acc);
+        } else {
+            block(kind, R, tile, q, b, acc);
+        }
+        tile += tile_bytes;
         q += TK__PANEL_BYTES;
         b += TK_PANEL;
     }
@@ -149,8 +145,7 @@ TK__INLINE void columns(enum tk_kind kind, int R, int C, const struct operands *
 
 TK__INLINE void store(const struct tk_gemm *g, uint32_t t, uint32_t row, int R, const __m512 *acc)
 {
-    uint32_t left = g->w->n - t * TK_LANES;
-    __mmask16 mask = left >= TK_LANES ? (__mmask16)0xffff : (__mmask16)((1u << left) - 1);
+    __mmask16 mask = lanes(g->w->n - t * TK_LANES);
     float *y = g->y + (size_t)row * g->y_stride + (t * TK_LANES - g->col0);
     for (int r = 0; r < R; r++, y += g->y_stride) {
         __m512 v = acc[r];
@@ -161,18 +156,15 @@ TK__INLINE void store(const struct tk_gemm *g, uint32_t t, uint32_t row, int R, 
     }
 }
 
-TK__INLINE void panel(enum tk_kind kind, int R, int C, const struct tk_gemm *g, uint32_t t,
-                      uint32_t row)
+TK__INLINE void panel(enum tk_kind kind, int R, const struct tk_gemm *g, uint32_t t, uint32_t row)
 {
     uint32_t kb = g->w->k / TK_QK;
     size_t at = (size_t)((g->row0 + row) / TK_PANEL) * kb * TK_PANEL;
     size_t stride = (size_t)kb * g->w->tile_bytes;
-    struct operands o = {g->w->data + t * stride, stride, g->a->q + at * TK_QK, g->a->b + at, kb};
-    __m512 acc[8];
-    columns(kind, R, C, &o, acc);
-    for (int c = 0; c < C; c++) {
-        store(g, t + (uint32_t)c, row, R, acc + c * R);
-    }
+    struct operands o = {g->w->data + t * stride, g->a->q + at * TK_QK, g->a->b + at, kb};
+    __m512 acc[TK_PANEL];
+    column(kind, R, &o, acc);
+    store(g, t, row, R, acc);
 }
 
 /* The rows that are left over when m is no multiple of 8. */
@@ -181,40 +173,35 @@ TK__INLINE void tail(enum tk_kind kind, uint32_t R, const struct tk_gemm *g, uin
 {
     switch (R) {
     case 1:
-        panel(kind, 1, 1, g, t, row);
+        panel(kind, 1, g, t, row);
         break;
     case 2:
-        panel(kind, 2, 1, g, t, row);
+        panel(kind, 2, g, t, row);
         break;
     case 3:
-        panel(kind, 3, 1, g, t, row);
+        panel(kind, 3, g, t, row);
         break;
     case 4:
-        panel(kind, 4, 1, g, t, row);
+        panel(kind, 4, g, t, row);
         break;
     case 5:
-        panel(kind, 5, 1, g, t, row);
+        panel(kind, 5, g, t, row);
         break;
     case 6:
-        panel(kind, 6, 1, g, t, row);
+        panel(kind, 6, g, t, row);
         break;
     default:
-        panel(kind, 7, 1, g, t, row);
+        panel(kind, 7, g, t, row);
         break;
     }
 }
 
 TK__INLINE void tiles(enum tk_kind kind, const struct tk_gemm *g, uint32_t t, uint32_t end)
 {
-    if (g->m == 1) {
-        for (; t + 4 <= end; t += 4) {
-            panel(kind, 1, 4, g, t, 0);
-        }
-    }
     for (; t < end; t++) {
         uint32_t row = 0;
         for (; row + TK_PANEL <= g->m; row += TK_PANEL) {
-            panel(kind, 8, 1, g, t, row);
+            panel(kind, 8, g, t, row);
         }
         if (row < g->m) {
             tail(kind, g->m - row, g, t, row);

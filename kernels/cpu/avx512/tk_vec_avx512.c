@@ -5,11 +5,6 @@
 #include "kernels/cpu/avx512/tk_avx512.h"
 #include "kernels/tk_internal.h"
 
-static __mmask16 first(uint32_t n)
-{
-    return n >= 16 ? (__mmask16)0xffff : (__mmask16)((1u << n) - 1);
-}
-
 void tk__avx512_quant(const float *x, uint32_t n, const struct tk_act *a, uint32_t r, uint32_t b0)
 {
     size_t kb = a->k / TK_QK;
@@ -39,13 +34,13 @@ void tk__avx512_rmsnorm(const float *x, const float *w, uint32_t n, float eps, f
 {
     __m512 ss = _mm512_setzero_ps();
     for (uint32_t i = 0; i < n; i += 16) {
-        __m512 v = _mm512_maskz_loadu_ps(first(n - i), x + i);
+        __m512 v = _mm512_maskz_loadu_ps(lanes(n - i), x + i);
         ss = _mm512_fmadd_ps(v, v, ss);
     }
     __m128 mean = _mm_set_ss(fold16(ss) / (float)n + eps);
     __m512 r = _mm512_set1_ps(1.0f / _mm_cvtss_f32(_mm_sqrt_ss(mean)));
     for (uint32_t i = 0; i < n; i += 16) {
-        __mmask16 k = first(n - i);
+        __mmask16 k = lanes(n - i);
         __m512 v = _mm512_mul_ps(_mm512_maskz_loadu_ps(k, x + i), r);
         _mm512_mask_storeu_ps(y + i, k, _mm512_mul_ps(v, _mm512_maskz_loadu_ps(k, w + i)));
     }
@@ -54,7 +49,7 @@ void tk__avx512_rmsnorm(const float *x, const float *w, uint32_t n, float eps, f
 void tk__avx512_swiglu(const float *g, const float *u, uint32_t n, float *y)
 {
     for (uint32_t i = 0; i < n; i += 16) {
-        __mmask16 k = first(n - i);
+        __mmask16 k = lanes(n - i);
         __m512 v = _mm512_maskz_loadu_ps(k, g + i);
         __m512 e = exp16(_mm512_xor_ps(v, _mm512_set1_ps(-0.0f)));
         v = _mm512_div_ps(v, _mm512_add_ps(_mm512_set1_ps(1.0f), e));
@@ -105,11 +100,11 @@ uint32_t tk__avx512_argmax(const float *x, uint32_t n)
     const __m512 worst = _mm512_set1_ps(-__builtin_inff());
     __m512 m = worst;
     for (uint32_t i = 0; i < n; i += 16) {
-        m = _mm512_max_ps(m, _mm512_mask_loadu_ps(worst, first(n - i), x + i));
+        m = _mm512_max_ps(m, _mm512_mask_loadu_ps(worst, lanes(n - i), x + i));
     }
     __m512 best = _mm512_set1_ps(_mm512_reduce_max_ps(m));
     for (uint32_t i = 0; i < n; i += 16) {
-        __mmask16 k = first(n - i);
+        __mmask16 k = lanes(n - i);
         k = _mm512_mask_cmp_ps_mask(k, _mm512_maskz_loadu_ps(k, x + i), best, _CMP_EQ_OQ);
         if (k != 0) {
             return i + (uint32_t)__builtin_ctz(k);
@@ -122,7 +117,7 @@ float tk__avx512_exps(const float *x, uint32_t n, float max, float scale, float 
 {
     __m512 sum = _mm512_setzero_ps(), m = _mm512_set1_ps(max), s = _mm512_set1_ps(scale);
     for (uint32_t i = 0; i < n; i += 16) {
-        __mmask16 k = first(n - i);
+        __mmask16 k = lanes(n - i);
         __m512 v = _mm512_sub_ps(_mm512_maskz_loadu_ps(k, x + i), m);
         v = _mm512_maskz_mov_ps(k, exp16(_mm512_mul_ps(v, s)));
         _mm512_mask_storeu_ps(out + i, k, v);
@@ -135,7 +130,7 @@ bool tk__avx512_all_finite(const float *x, uint32_t n)
 {
     const __m512i inf = _mm512_set1_epi32(0x7f800000);
     for (uint32_t i = 0; i < n; i += 16) {
-        __mmask16 k = first(n - i);
+        __mmask16 k = lanes(n - i);
         __m512i v = _mm512_castps_si512(_mm512_maskz_loadu_ps(k, x + i));
         if (_mm512_mask_cmpeq_epi32_mask(k, _mm512_and_si512(v, inf), inf) != 0) {
             return false;

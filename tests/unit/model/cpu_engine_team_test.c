@@ -74,6 +74,34 @@ static void every_item_is_taken_once_a_round(void **state)
     run_members(MEMBERS, 100);
 }
 
+static void *share(void *arg)
+{
+    struct member *m = arg;
+    for (int i = 0; i < ROUNDS; i++) {
+        td_team_share(&m->w->team, m->id, take, NULL, m->w);
+    }
+    return NULL;
+}
+
+static void each_member_takes_its_own_share(void **state)
+{
+    static struct work w;
+    pthread_t threads[MEMBERS];
+    struct member members[MEMBERS];
+    memset(&w, 0, sizeof w);
+    td_team_init(&w.team, MEMBERS);
+    for (uint32_t i = 0; i < MEMBERS; i++) {
+        members[i] = (struct member){&w, i};
+        assert_int_equal(pthread_create(&threads[i], NULL, share, &members[i]), 0);
+    }
+    for (uint32_t i = 0; i < MEMBERS; i++) {
+        assert_int_equal(pthread_join(threads[i], NULL), 0);
+    }
+    for (uint32_t i = 0; i < ITEMS; i++) {
+        assert_int_equal(w.taken[i], i < MEMBERS ? ROUNDS : 0);
+    }
+}
+
 static void members_that_sleep_at_once_are_woken(void **state)
 {
     run_members(MEMBERS, 0);
@@ -112,6 +140,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_item_is_taken_once_a_round),
+        cmocka_unit_test(each_member_takes_its_own_share),
         cmocka_unit_test(members_that_sleep_at_once_are_woken),
         cmocka_unit_test(absent_members_do_not_hold_the_barrier),
         cmocka_unit_test(a_team_larger_than_the_machine_never_spins),
