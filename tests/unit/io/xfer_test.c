@@ -699,23 +699,6 @@ static void two_hundred_reconnects_leak_nothing(void **state)
     pair_down(&t);
 }
 
-static void a_device_beyond_loopback_needs_trust_for_tcp(void **state)
-{
-    (void)state;
-    assert_int_equal(td_ucx_check_device("lo", "", false), TD_OK);
-    assert_int_equal(td_ucx_check_device("all", "", false), TD_ERR_CONFIG);
-    assert_int_equal(td_ucx_check_device("all", "", true), TD_OK);
-    assert_int_equal(td_ucx_check_device("all", "sm", false), TD_OK);
-    assert_int_equal(td_ucx_check_device("all", "^tcp", false), TD_OK);
-    assert_int_equal(td_ucx_check_device("all", "^sm", false), TD_ERR_CONFIG);
-    assert_int_equal(td_ucx_check_device("all", "sm,tcp", false), TD_ERR_CONFIG);
-    assert_int_equal(td_ucx_check_device("lo,all", "all", false), TD_ERR_CONFIG);
-    assert_int_equal(td_ucx_check_device("nosuchdevice", "", true), TD_ERR_ADDRESS);
-    assert_int_equal(td_ucx_check_device("../../lo", "", true), TD_ERR_ADDRESS);
-    assert_int_equal(td_ucx_check_device("", "", true), TD_ERR_CONFIG);
-    assert_int_equal(td_ucx_check_device(NULL, "", true), TD_ERR_CONFIG);
-}
-
 static void creation_survives_every_failed_allocation(void **state)
 {
     struct fake_engine e;
@@ -773,7 +756,6 @@ int main(void)
         cmocka_unit_test_prestate(commands_out_of_range_are_refused, (void *)(uintptr_t) "sm"),
         OVER(the_transport_in_use_has_a_name),
         OVER(two_hundred_reconnects_leak_nothing),
-        cmocka_unit_test(a_device_beyond_loopback_needs_trust_for_tcp),
         cmocka_unit_test(creation_survives_every_failed_allocation),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
