@@ -138,7 +138,9 @@ size_t link_identity_write(const char *name, const uint8_t *info, size_t info_le
     size_t n = strlen(name);
     TD_REQUIRE(n <= TD_LINK_MAX_NAME && info_len <= TD_LINK_MAX_INFO);
     out[0] = (uint8_t)n;
-    memcpy(out + 1, name, n);
+    for (size_t i = 0; i < n; i++) {
+        out[1 + i] = (uint8_t)name[i]; /* without the terminating zero */
+    }
     if (info_len > 0) {
         memcpy(out + 1 + n, info, info_len);
     }

@@ -167,11 +167,10 @@ void td_timer_set(struct td_timer *t, int64_t at_us)
     if (at_us <= t->loop->pass_us) {
         at_us = t->loop->pass_us + 1;
     }
-    if (td_heap_set(t->loop->timers, &t->node, at_us) != TD_OK) {
-        /* TD_LOOP_MAX_TIMERS armed at once: a leak of ours, and a wait without a deadline is worse
-         * than an end. */
-        TD_INSIST(!"too many armed timers");
-    }
+    td_err e = td_heap_set(t->loop->timers, &t->node, at_us);
+    /* TD_LOOP_MAX_TIMERS armed at once: a leak of ours, and a wait without a deadline is worse than
+     * an end. */
+    TD_INSIST(e == TD_OK);
     arm_timeout(t->loop);
 }
 

@@ -75,6 +75,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         open = drain(l, conn);
         free(copy);
     }
-    l = td_link_destroy(l);
+    (void)td_link_destroy(l);
     return 0;
 }

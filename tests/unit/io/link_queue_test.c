@@ -142,7 +142,7 @@ static void order_within_a_key_holds_for_any_mix(void **state)
 {
     struct link_queue *q = *state;
     struct td_rng rng = {5};
-    uint8_t next_in[4] = {0}, next_out[4] = {0}, m[400], big[400];
+    uint8_t next_in[4] = {0}, next_out[4] = {0}, m[400] = {0}, big[400] = {0};
     size_t big_len = 0;
     for (int round = 0; round < 20000; round++) {
         uint64_t key = 1 + td_rng_below(&rng, 3);
