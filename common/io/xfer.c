@@ -222,7 +222,7 @@ void td_xfer_stats_get(const struct td_xfer *x, struct td_xfer_stats *out)
 
 /* ---- the transfer thread ---- */
 
-static void run_command(struct td_xfer *x, struct xf_cmd *cmd)
+TD_ON(td_xfer) static void run_command(struct td_xfer *x, struct xf_cmd *cmd)
 {
     switch (cmd->c.type) {
     case TD_XFER_CONNECT:
@@ -249,7 +249,7 @@ static void run_command(struct td_xfer *x, struct xf_cmd *cmd)
     }
 }
 
-static bool run_commands(struct td_xfer *x)
+TD_ON(td_xfer) static bool run_commands(struct td_xfer *x)
 {
     struct xf_cmd *cmd;
     uint32_t n = 0;
@@ -269,7 +269,7 @@ static bool progress(struct td_xfer *x)
     return busy;
 }
 
-static bool pump(struct td_xfer *x, int64_t now)
+TD_ON(td_xfer) static bool pump(struct td_xfer *x, int64_t now)
 {
     bool busy = false;
     x->gated = 0;
@@ -303,7 +303,7 @@ static void drain_fd(int fd)
 }
 
 /* Sleeps until UCX, the loop or the engine has something. */
-static void wait_for_work(struct td_xfer *x, int64_t now)
+TD_ON(td_xfer) static void wait_for_work(struct td_xfer *x, int64_t now)
 {
     struct epoll_event ev[XF_EPOLL_N];
     bool full = td__xf_backlogged(x);
@@ -327,7 +327,7 @@ static void wait_for_work(struct td_xfer *x, int64_t now)
 }
 
 /* One turn; true when it did something. */
-static bool turn(struct td_xfer *x)
+TD_ON(td_xfer) static bool turn(struct td_xfer *x)
 {
     bool busy = false;
     td__xf_events_flush(x);
@@ -340,7 +340,7 @@ static bool turn(struct td_xfer *x)
     return busy;
 }
 
-static void say_goodbye(struct td_xfer *x)
+TD_ON(td_xfer) static void say_goodbye(struct td_xfer *x)
 {
     int64_t until = td_now_us() + XF_STOP_US;
     for (struct xf_peer *p = x->peer_list; p != NULL; p = p->next) {
@@ -362,6 +362,7 @@ static void *thread_main(void *arg)
     struct td_xfer *x = arg;
     int64_t idle_since = 0;
     td_thread_enter(&td_xfer, "td-xfer");
+    td_assert_on(td_xfer);
     /* Relaxed: destroy() wakes us through the ring's descriptor. */
     while (!__atomic_load_n(&x->stop, __ATOMIC_RELAXED)) {
         if (turn(x)) {

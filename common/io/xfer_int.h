@@ -238,43 +238,44 @@ static inline uint8_t *td__xf_slice(const struct td_xfer *x, uint32_t block, uin
 
 /* xfer_event.c: queues a node (once; a queued one is left where it is), delivers what fits into the
  * ring. */
-void td__xf_event(struct td_xfer *x, struct xf_node *n);
-void td__xf_events_flush(struct td_xfer *x);
-bool td__xf_backlogged(const struct td_xfer *x);
-void td__xf_events_discard(struct td_xfer *x);
+void td__xf_event(struct td_xfer *x, struct xf_node *n) TD_ON(td_xfer);
+void td__xf_events_flush(struct td_xfer *x) TD_ON(td_xfer);
+bool td__xf_backlogged(const struct td_xfer *x) TD_ON(td_xfer);
+void td__xf_events_discard(struct td_xfer *x); /* also when the thread has ended */
 
 /* xfer_peer.c */
 td_err td__xf_peer_handlers(struct td_xfer *x);
 td_err td__xf_handle(struct td_xfer *x, unsigned id, ucp_am_recv_callback_t cb);
-struct xf_peer *td__xf_peer_find(struct td_xfer *x, uint64_t epoch);
+struct xf_peer *td__xf_peer_find(struct td_xfer *x, uint64_t epoch) TD_ON(td_xfer);
 /* The live peer at this epoch and connection; counts a stale one. */
 struct xf_peer *td__xf_peer_check(struct td_xfer *x, uint64_t epoch, uint64_t to,
-                                  const ucp_am_recv_param_t *param);
-void td__xf_peer_connect(struct td_xfer *x, struct xf_cmd *cmd);
-void td__xf_peer_close(struct td_xfer *x, struct xf_cmd *cmd);
+                                  const ucp_am_recv_param_t *param) TD_ON(td_xfer);
+void td__xf_peer_connect(struct td_xfer *x, struct xf_cmd *cmd) TD_ON(td_xfer);
+void td__xf_peer_close(struct td_xfer *x, struct xf_cmd *cmd) TD_ON(td_xfer);
 /* Ends the connection; events follow from td__xf_peers_reap() once all of its operations have
  * ended. */
-void td__xf_peer_end(struct xf_peer *p, td_err why, bool say_lost);
+void td__xf_peer_end(struct xf_peer *p, td_err why, bool say_lost) TD_ON(td_xfer);
 /* Closes what is to be closed and forgets whom nothing refers to any more. */
-void td__xf_peers_reap(struct td_xfer *x, int64_t now_us);
-void td__xf_peer_in_add(struct xf_peer *p, struct xf_in *in);
-void td__xf_peer_in_advance(struct xf_peer *p);
+void td__xf_peers_reap(struct td_xfer *x, int64_t now_us) TD_ON(td_xfer);
+void td__xf_peer_in_add(struct xf_peer *p, struct xf_in *in) TD_ON(td_xfer);
+void td__xf_peer_in_advance(struct xf_peer *p) TD_ON(td_xfer);
 /* Frees one that nothing refers to any more. */
 void td__xf_peer_free(struct xf_peer *p);
 
 /* xfer_push.c */
-void td__xf_push_start(struct td_xfer *x, struct xf_push *push);
-void td__xf_push_cancel(struct td_xfer *x, struct xf_cmd *cmd);
-void td__xf_push_end(struct td_xfer *x, struct xf_push *push); /* nothing in flight: emits PUSHED */
-void td__xf_send_start(struct td_xfer *x, struct xf_send *send);
+void td__xf_push_start(struct td_xfer *x, struct xf_push *push) TD_ON(td_xfer);
+void td__xf_push_cancel(struct td_xfer *x, struct xf_cmd *cmd) TD_ON(td_xfer);
+void td__xf_push_end(struct td_xfer *x, struct xf_push *push)
+    TD_ON(td_xfer); /* nothing in flight: emits PUSHED */
+void td__xf_send_start(struct td_xfer *x, struct xf_send *send) TD_ON(td_xfer);
 /* Posts what may be posted; true when it did something. */
-bool td__xf_peer_pump(struct xf_peer *p, int64_t now_us);
+bool td__xf_peer_pump(struct xf_peer *p, int64_t now_us) TD_ON(td_xfer);
 
 /* xfer_land.c */
 td_err td__xf_land_handlers(struct td_xfer *x);
-void td__xf_land_start(struct td_xfer *x, struct xf_land *land);
-void td__xf_land_end(struct td_xfer *x, struct xf_cmd *cmd);
-void td__xf_lands_reap(struct td_xfer *x, int64_t now_us);
+void td__xf_land_start(struct td_xfer *x, struct xf_land *land) TD_ON(td_xfer);
+void td__xf_land_end(struct td_xfer *x, struct xf_cmd *cmd) TD_ON(td_xfer);
+void td__xf_lands_reap(struct td_xfer *x, int64_t now_us) TD_ON(td_xfer);
 /* Pure: does this header belong to this land? Ranges, identity, generation, byte count. */
 td_err td__xf_land_verify(const struct xf_land *land, const struct td_slice_header *h, size_t len,
                           uint32_t slice_bytes);

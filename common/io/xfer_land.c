@@ -72,7 +72,7 @@ void td__xf_land_start(struct td_xfer *x, struct xf_land *l)
     x->land_list = l;
 }
 
-static void land_free(struct td_xfer *x, struct xf_land *l)
+TD_ON(td_xfer) static void land_free(struct td_xfer *x, struct xf_land *l)
 {
     if (l->all_prev != NULL) {
         l->all_prev->all_next = l->all_next;
@@ -153,7 +153,7 @@ void td__xf_lands_reap(struct td_xfer *x, int64_t now)
 
 /* ---- slices ---- */
 
-static void bad(struct td_xfer *x, struct xf_land *l, td_err e)
+TD_ON(td_xfer) static void bad(struct td_xfer *x, struct xf_land *l, td_err e)
 {
     td__xf_count(e == TD_ERR_STALE ? &x->stats.stale : &x->stats.refused, 1);
     if (l->ending) {
@@ -165,6 +165,7 @@ static void bad(struct td_xfer *x, struct xf_land *l, td_err e)
     td__xf_event(x, &l->bad);
 }
 
+TD_ON(td_xfer)
 static void landed(struct td_xfer *x, struct xf_land *l, const struct xf_peer *p, uint64_t bytes)
 {
     int64_t now = td_now_us();
@@ -204,6 +205,7 @@ static uint64_t sum_pieces(const struct td_xfer *x, const struct xf_land *l,
 }
 
 /* The whole payload is here: check, then copy. */
+TD_ON(td_xfer)
 static void place(struct td_xfer *x, struct xf_land *l, const struct xf_peer *p,
                   const struct td_slice_header *h, const uint8_t *data)
 {
@@ -218,7 +220,7 @@ static void place(struct td_xfer *x, struct xf_land *l, const struct xf_peer *p,
     landed(x, l, p, h->bytes);
 }
 
-static void received(struct xf_recv *r, ucs_status_t status, size_t len)
+TD_ON(td_xfer) static void received(struct xf_recv *r, ucs_status_t status, size_t len)
 {
     struct xf_land *l = r->land;
     struct xf_peer *p = r->peer;
@@ -262,6 +264,7 @@ static struct xf_recv *recv_get(struct td_xfer *x, uint32_t n_blocks)
 }
 
 /* The payload waits in its sender: UCX fetches it into the blocks. */
+TD_ON(td_xfer)
 static void fetch(struct td_xfer *x, struct xf_land *l, struct xf_peer *p,
                   const struct td_slice_header *h, void *data)
 {
@@ -299,6 +302,7 @@ static void fetch(struct td_xfer *x, struct xf_land *l, struct xf_peer *p,
 }
 
 /* The land of a header that is in itself sound; counts and NULL otherwise. */
+TD_ON(td_xfer)
 static struct xf_land *land_of(struct td_xfer *x, const struct td_slice_header *h, size_t len,
                                struct xf_peer *p)
 {
@@ -326,6 +330,7 @@ static struct xf_land *land_of(struct td_xfer *x, const struct td_slice_header *
 
 /* A header that was damaged on its way, or made up. If it names a land of this very connection,
  * that land misses a slice and is told so. */
+TD_ON(td_xfer)
 static void malformed(struct td_xfer *x, const struct td_slice_header *h,
                       const ucp_am_recv_param_t *param)
 {

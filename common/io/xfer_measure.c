@@ -280,7 +280,8 @@ static td_err ping(struct end *e, struct td_xfer_measure_result *r)
         took[i] = td_now_us() - start;
     }
     qsort(took, ROUNDS, sizeof took[0], by_value);
-    r->one_way_us = (double)took[ROUNDS / 2] / 2;
+    size_t middle = ROUNDS / 2;
+    r->one_way_us = (double)took[middle] / 2;
     return TD_OK;
 }
 

@@ -130,6 +130,7 @@ static void send_frame(struct xf_peer *p, enum xf_am id, struct xf_frame *frame,
     }
 }
 
+TD_ON(td_xfer)
 static void emit(struct td_xfer *x, struct xf_cmd *cmd, enum td_xfer_event_type type, td_err err)
 {
     cmd->node.ev = (struct td_xfer_event){.type = type, .epoch = cmd->c.epoch, .err = err};
@@ -216,7 +217,7 @@ static td_err accept_ep(struct td_xfer *x, const uint8_t *address, size_t n, ucp
 
 /* Room for a HELLO of this epoch? An older connection of the same peer gives way; when both sides
  * dialed at once, the smaller epoch's connection stays. */
-static bool hello_wins(struct td_xfer *x, uint64_t epoch, ucp_ep_h ep)
+TD_ON(td_xfer) static bool hello_wins(struct td_xfer *x, uint64_t epoch, ucp_ep_h ep)
 {
     struct xf_peer *old = td__xf_peer_find(x, epoch);
     if (old == NULL) {
@@ -381,7 +382,7 @@ void td__xf_peer_in_add(struct xf_peer *p, struct xf_in *in)
     p->in_tail = &in->next;
 }
 
-static void deliver(struct xf_peer *p, struct xf_msg *m)
+TD_ON(td_xfer) static void deliver(struct xf_peer *p, struct xf_msg *m)
 {
     if (m->bad || p->dying) {
         msg_free(p->x, m);
@@ -534,7 +535,7 @@ void td__xf_peer_free(struct xf_peer *p)
 }
 
 /* Every operation has called back: nothing of this peer moves any more. */
-static void finish(struct xf_peer *p)
+TD_ON(td_xfer) static void finish(struct xf_peer *p)
 {
     struct td_xfer *x = p->x;
     while (p->pushes != NULL) {
@@ -565,7 +566,7 @@ static void finish(struct xf_peer *p)
     }
 }
 
-static void reap(struct xf_peer *p, int64_t now)
+TD_ON(td_xfer) static void reap(struct xf_peer *p, int64_t now)
 {
     bool quiet = p->n_requests == 0 && p->n_recvs == 0;
     if (p->failed && !p->dying) {
