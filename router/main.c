@@ -199,7 +199,9 @@ static td_err run(struct app *a)
     TD_TRY(td_signal_create(a->loop, SIGTERM, on_term, a, &a->term));
     TD_TRY(td_signal_create(a->loop, SIGINT, on_term, a, &a->intr));
     TD_TRY(write_ports(a));
+    td_signals_let_through();
     td_loop_run(a->loop);
+    td_signals_hold();
     return TD_OK;
 }
 
@@ -212,12 +214,13 @@ int main(int argc, char **argv)
     }
     td_log_set_level((enum td_log_level)a.o.log_level);
     td_log_set_json(a.o.log_format == 1);
+    td_signals_hold();
     td_thread_enter(&td_loop, "rt-loop");
     td_err err = run(&a);
-    td_signal_destroy(a.term);
-    td_signal_destroy(a.intr);
     td_timer_destroy(a.drain_timer);
     rt_shell_destroy(a.shell);
+    td_signal_destroy(a.term); /* last: a second SIGTERM must not cut the way out */
+    td_signal_destroy(a.intr);
     td_loop_destroy(a.loop);
     td_config_fini(&program, &a.o);
     return err == TD_OK ? 0 : 1;

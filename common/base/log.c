@@ -11,6 +11,7 @@
 #include "common/base/utf8.h"
 
 #define LOG_SITE_PER_SECOND 20u
+#define LOG_LIFE_PER_SECOND 1000u /* info: lines of an object's life, which people follow by req= */
 #define LOG_WINDOW_US       1000000
 
 /* All relaxed: settings that a line may see a moment late, and counts. */
@@ -232,7 +233,8 @@ static bool site_allows(struct td_log_site *site, enum td_log_level level, uint3
         __atomic_store_n(&site->in_window, 0, __ATOMIC_RELAXED);
     }
     uint32_t n = __atomic_fetch_add(&site->in_window, 1, __ATOMIC_RELAXED);
-    if (n >= LOG_SITE_PER_SECOND && level != TD_LOG_ERROR) {
+    if (n >= (level == TD_LOG_INFO ? LOG_LIFE_PER_SECOND : LOG_SITE_PER_SECOND) &&
+        level != TD_LOG_ERROR) {
         (void)__atomic_fetch_add(&site->dropped, 1, __ATOMIC_RELAXED);
         return false;
     }

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <event2/event.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -568,4 +569,23 @@ int64_t td_loop_longest_us(const struct td_loop *l)
 struct event_base *td_loop_event_base(struct td_loop *l)
 {
     return l->base;
+}
+
+static void mask_signals(int how)
+{
+    sigset_t set;
+    (void)sigemptyset(&set);
+    (void)sigaddset(&set, SIGTERM);
+    (void)sigaddset(&set, SIGINT);
+    (void)pthread_sigmask(how, &set, NULL);
+}
+
+void td_signals_hold(void)
+{
+    mask_signals(SIG_BLOCK);
+}
+
+void td_signals_let_through(void)
+{
+    mask_signals(SIG_UNBLOCK);
 }

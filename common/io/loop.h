@@ -76,6 +76,11 @@ struct td_signal;
 td_err td_signal_create(struct td_loop *l, int signo, td_loop_fn fn, void *arg,
                         struct td_signal **out_signal) TD_MUST_CHECK;
 struct td_signal *td_signal_destroy(struct td_signal *s);
+/* Holds SIGTERM and SIGINT back (they stay pending) in this thread and all it creates from now on. main() holds them from
+ * its first line, lets them through while the loop runs, and holds them again on the way out, so that neither a slow start
+ * nor a second signal cuts a clean end short. */
+void td_signals_hold(void);
+void td_signals_let_through(void);
 
 /* ---- from other threads ---- */
 /* A wake is a doorbell: td_wake_ring() from any thread makes `fn` run once on the loop; rings

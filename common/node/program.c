@@ -342,7 +342,9 @@ static td_err run(struct app *a)
     TD_TRY(td_signal_create(a->loop, SIGTERM, on_term, a, &a->term));
     TD_TRY(td_signal_create(a->loop, SIGINT, on_term, a, &a->intr));
     TD_TRY(write_ports(a));
+    td_signals_let_through();
     td_loop_run(a->loop);
+    td_signals_hold();
     return TD_OK;
 }
 
@@ -360,15 +362,16 @@ int td_node_program_main(const struct td_node_program *prog, int argc, char **ar
     }
     td_log_set_level((enum td_log_level)a.o.log_level);
     td_log_set_json(a.o.log_format == 1);
+    td_signals_hold();
     td_thread_enter(&td_loop, "nd-loop");
     td_err err = run(&a);
-    td_signal_destroy(a.term);
-    td_signal_destroy(a.intr);
     td_timer_destroy(a.drain_timer);
     if (a.front != NULL) {
         prog->front->destroy(a.front);
     }
     td_node_destroy(a.node);
+    td_signal_destroy(a.term); /* last: a second SIGTERM must not cut the way out */
+    td_signal_destroy(a.intr);
     td_loop_destroy(a.loop);
     if (a.engine != NULL) {
         a.engine->ops->destroy(a.engine);
