@@ -11,15 +11,12 @@ import sys
 
 SOURCE = (".c", ".h", ".cu", ".cuh", ".proto", ".py", ".sh", "meson.build")
 MAX_C_LINES = 1200
-LINE_LIMIT = 120  # of Python; C is wrapped by clang-format
+LINE_LIMIT = 132  # of Python; C is wrapped by clang-format
 LEFTOVER = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
 TITLE = re.compile(r"^[a-z0-9_.-]+((/|, )[a-z0-9_.-]+)*: [a-z].*[^. ]$")
 TITLE_LENGTH = 72
-# Titles that were there before they were checked.
-OLD_TITLES = {
-    "router/rt_api, text/template: check request bodies; publish the template interface",
-    "node: test the core contract, and a prefill and a decode core against each other",
-}
+# Commits of the first session, in which many hands wrote at once, are not measured by it.
+TITLES_SINCE = "2026-11-30T00:00:00Z"
 
 
 def git(*args):
@@ -48,10 +45,8 @@ def check_file(path):
 
 
 def check_titles():
-    for line in git("log", "-n", "300", "--no-merges", "--format=%h %s").splitlines():
+    for line in git("log", "--since", TITLES_SINCE, "--no-merges", "--format=%h %s").splitlines():
         commit, title = line.split(" ", 1)
-        if title in OLD_TITLES:
-            continue
         if len(title) > TITLE_LENGTH:
             yield f"commit {commit}: title of {len(title)} characters, at most {TITLE_LENGTH}: {title}"
         if not TITLE.match(title):
