@@ -29,6 +29,7 @@
       "slices are posted only when the last layer of the last chunk is done")                      \
     X(XFER_TABLE_DROP, "xfer.table.drop", "the block table is not sent")                           \
     X(XFER_RECORD_DROP, "xfer.record.drop", "the hand-over record is not sent")                    \
+    X(XFER_DONE_DELAY, "xfer.done.delay", "a message that follows slices (the record) waits")      \
     X(XFER_ACK_DROP, "xfer.ack.drop", "the acknowledgement of the hand-over is not sent")          \
     X(KV_HEADER_FLIP, "kv.header.flip", "one bit of a slice header flips")                         \
     X(KV_BYTE_FLIP, "kv.byte.flip", "one bit of a slice's payload flips")

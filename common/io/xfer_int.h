@@ -31,6 +31,7 @@
 #define XF_MAX_RECVS     1024        /* slices on their way into blocks */
 #define XF_FENCE_US      3000000 /* receives of a land that ends: then their connection is closed */
 #define XF_BYE_US        200000  /* a goodbye may take this long before the connection is closed */
+#define XF_MAX_STRANGERS 64      /* being told goodbye; more of them are not answered */
 #define XF_MAX_CONNECT   16      /* connections of one peer that died before their HELLO was seen */
 
 /* Active message ids and the header of all but slices; little endian. */
@@ -77,6 +78,7 @@ struct xf_send {
     struct xf_frame frame;
     enum xf_send_stage stage;
     uint64_t barrier; /* posts before this number must have ended */
+    int64_t due_us;   /* fault point xfer.done.delay */
 };
 
 struct xf_push {
@@ -207,6 +209,7 @@ struct td_xfer {
     struct xf_node *backlog, **backlog_tail;
     uint32_t backlog_len;
     struct xf_recv *recvs, *recv_free; /* owned [XF_MAX_RECVS] */
+    uint32_t strangers;                /* in peer_list */
     uint32_t inflight;                 /* requests and receives: a reason to spin */
     uint32_t gated;  /* pushes that wait for the engine, counted by the last pump */
     int64_t wake_us; /* earliest deadline seen by the last pump */

@@ -67,7 +67,8 @@ static void on_ep_error(void *arg, ucp_ep_h ep, ucs_status_t status)
 static struct xf_peer *peer_add(struct td_xfer *x, uint64_t epoch, bool known)
 {
     struct xf_peer *p = td_zalloc(1, sizeof *p);
-    if (p == NULL || (known && td_map_put(x->peers, td__xf_key(epoch), p) != TD_OK)) {
+    if (p == NULL || (!known && x->strangers == XF_MAX_STRANGERS) ||
+        (known && td_map_put(x->peers, td__xf_key(epoch), p) != TD_OK)) {
         free(p);
         TD_LOG(WARN, "no room for another peer", "peer=%016" PRIx64 " max=%d", epoch,
                TD_XFER_MAX_PEERS);
@@ -76,6 +77,7 @@ static struct xf_peer *peer_add(struct td_xfer *x, uint64_t epoch, bool known)
     p->x = x;
     p->epoch = epoch;
     p->known = known;
+    x->strangers += !known;
     p->sends_tail = &p->sends;
     p->in_tail = &p->in;
     p->transport = "";
@@ -550,6 +552,7 @@ TD_ON(td_xfer) static void finish(struct xf_peer *p)
         p->slots[i].flip = NULL;
     }
     td__xf_count(&x->stats.peers, UINT64_MAX); /* one less */
+    x->strangers -= !p->known;
     p->lost.ev.err = p->why;
     if (p->say_lost) {
         td__xf_event(x, &p->lost);

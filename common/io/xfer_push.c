@@ -401,8 +401,15 @@ static void send_now(struct xf_peer *p, struct xf_send *s)
     }
 }
 
+/* Fault point xfer.done.delay: what follows slices (the hand-over record) waits. */
+static int64_t done_due(int64_t now)
+{
+    int64_t delay = TD_WITH_FAULTS ? td_fault_delay_us(TD_FAULT_XFER_DONE_DELAY_ID) : 0;
+    return delay > 0 ? now + delay : 0;
+}
+
 /* Advances the oldest message; true when it left. */
-static bool send_pump(struct xf_peer *p)
+static bool send_pump(struct xf_peer *p, int64_t now)
 {
     struct xf_send *s = p->sends;
     if (s->stage == XF_SEND_NEW) {
@@ -417,11 +424,16 @@ static bool send_pump(struct xf_peer *p)
             return false;
         }
         if (p->unflushed) {
+            s->due_us = done_due(now);
             flush(p);
         }
         s->stage = XF_SEND_FLUSH;
     }
     if (p->flushing || p->failed) {
+        return false;
+    }
+    if (now < s->due_us) {
+        td__xf_wake_at(p->x, s->due_us);
         return false;
     }
     p->sends = (struct xf_send *)s->cmd.next;
@@ -446,7 +458,7 @@ bool td__xf_peer_pump(struct xf_peer *p, int64_t now)
             busy = true;
         }
     }
-    while (!p->dying && !p->failed && p->sends != NULL && send_pump(p)) {
+    while (!p->dying && !p->failed && p->sends != NULL && send_pump(p, now)) {
         busy = true;
     }
     return busy;

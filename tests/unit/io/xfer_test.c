@@ -480,6 +480,26 @@ static void a_slow_link_delays_its_slices_and_not_other_peers(void **state)
     pair_down(&t);
 }
 
+static void a_delayed_record_waits_and_other_messages_do_not(void **state)
+{
+    struct pair t;
+    struct rig_job j;
+    pair_up(&t, state, &small);
+    rig_job_make(&j, 3, 8, &t.p, &t.d, 1);
+    rig_offer(&t.d, &t.p, &j);
+    assert_int_equal(td_fault_configure("xfer.done.delay=delay:us=3600000000"), TD_OK);
+    rig_send(&t.p, D_EPOCH, "first", 5); /* nothing before it */
+    assert_non_null(rig_wait(&t.d, TD_XFER_MSG, P_EPOCH, 0));
+    rig_push(&t.p, &j, D_EPOCH, 0, 8, 0, 0);
+    rig_send(&t.p, D_EPOCH, "record", 6);
+    assert_true(rig_wait_landed(&t.d, j.land, 4));
+    rig_send(&t.d, P_EPOCH, "ping", 4);
+    assert_non_null(rig_wait(&t.p, TD_XFER_MSG, D_EPOCH, t.p.n));
+    rig_take(&t.d);
+    assert_int_equal(rig_count(&t.d, TD_XFER_MSG, P_EPOCH), 1);
+    pair_down(&t);
+}
+
 static void close_fences_and_the_other_side_hears_of_it(void **state)
 {
     struct pair t;
@@ -747,6 +767,7 @@ int main(void)
         OVER(a_post_that_fails_ends_its_push_and_no_other),
         OVER(at_end_nothing_leaves_before_the_last_layer),
         OVER(a_slow_link_delays_its_slices_and_not_other_peers),
+        OVER(a_delayed_record_waits_and_other_messages_do_not),
         OVER(close_fences_and_the_other_side_hears_of_it),
         OVER(a_closed_peer_can_be_dialed_again),
         OVER(dialing_twice_is_dialing_once),
