@@ -67,6 +67,8 @@ enum nd_metric {
     ND_METRICS
 };
 
+/* Carried out in order. SEND and OBSERVE may come after all others of the list (in order among themselves), so that the
+ * engine's next step does not wait for the encoding of the last one's tokens. */
 enum nd_action_type {
     ND_DO_SEND,    /* msg to router_epoch's session */
     ND_DO_SEQ_SET, /* set a sampling slot, before the STEP that follows */
