@@ -184,6 +184,7 @@ static bool cut(struct link_queue *q)
     if (m->done == m->len) {
         lane->msg_head = (lane->msg_head + 1) & (q->lim.queue_msgs - 1);
         lane->msg_count--;
+        lane->msg_head = lane->msg_count > 0 ? lane->msg_head : 0; /* stay in warm memory */
     }
     return true;
 }

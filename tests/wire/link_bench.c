@@ -3,7 +3,6 @@
  *
  *   link_bench [seconds]
  */
-#include <malloc.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -232,19 +231,30 @@ static void bench_round_trip(double seconds)
     loop = td_loop_destroy(loop);
 }
 
+/* Resident bytes of this process. */
+static size_t resident(void)
+{
+    size_t total, pages = 0;
+    FILE *f = fopen("/proc/self/statm", "r");
+    if (f == NULL || fscanf(f, "%zu %zu", &total, &pages) != 2) {
+        exit(1);
+    }
+    (void)fclose(f);
+    return pages * 4096;
+}
+
 static void memory_of_sessions(void)
 {
     enum { N = 64 };
     static struct pure p[N];
     struct td_link_params n = params(TD_LINK_NODE, 2);
     struct td_link *node = NULL;
-    struct mallinfo2 before = mallinfo2();
+    n.max_sessions = N;
+    size_t before = resident();
     if (td_link_create(&n, &node) != TD_OK) {
         exit(1);
     }
-    struct mallinfo2 created = mallinfo2();
-    printf("a node's links: %zu KB allocated when created",
-           (created.uordblks + created.hblkhd - before.uordblks - before.hblkhd) / 1024);
+    size_t created = resident();
     for (int i = 0; i < N; i++) {
         struct td_link_params r = params(TD_LINK_ROUTER, 100 + (uint64_t)i);
         uint32_t target;
@@ -255,16 +265,16 @@ static void memory_of_sessions(void)
             exit(1);
         }
     }
-    struct mallinfo2 idle = mallinfo2();
+    size_t idle = resident();
     for (int i = 0; i < N; i++) {
         for (int k = 0; k < 8; k++) {
             pure_pump(&p[i], 0);
             pure_pump(&p[i], 1);
         }
     }
-    struct mallinfo2 up = mallinfo2();
-    printf(", %zu KB of address space for each session, both ends\n",
-           (up.uordblks + up.hblkhd - idle.uordblks - idle.hblkhd) / 1024 / N);
+    printf("resident: %zu KB for a node's links when created, %zu KB for each idle session (both "
+           "ends together)\n",
+           (created - before) / 1024, (resident() - idle) / 1024 / N);
     for (int i = 0; i < N; i++) {
         p[i].link[0] = td_link_destroy(p[i].link[0]);
     }

@@ -363,7 +363,8 @@ static void a_logprob_that_is_no_number_becomes_zero(void **state)
     struct td_wire_msg in = {.type = TD_WIRE_TOKENS, .tokens = {.n = 1, .tokens = &t}}, out;
     (void)state;
     assert_int_equal(round_trip(&in, &out), TD_OK);
-    assert_true(out.tokens.tokens[0].logprob == 0.0f);
+    assert_true(out.tokens.n == 1 && out.tokens.tokens != NULL &&
+                out.tokens.tokens[0].logprob == 0.0f);
 }
 
 /* ---- bytes of others ---- */
