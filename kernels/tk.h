@@ -90,6 +90,9 @@ struct tk_qblk {
     int32_t sum_low; /* of the first 16 */
 };
 
+/* Wide rows have 16-bit activations as two rows of int8 digits, high in row 2r, low in row 2r + 1:
+ * value = 256 high + low. Both have the d and s of the whole value, and sums of their own digits. */
+
 /* Activation rows in panels of 8: block b of row r has its integers at
  * q + (r / 8) * 8 k + b * 256 + (r % 8) * 32, its tk_qblk at b[(r / 8) * 8 k/32 + 8 b + r % 8].
  * x (f32 numerics) is [rows][k]. */
@@ -104,10 +107,11 @@ struct tk_gemm {
     const struct tk_packed *w;
     const struct tk_act *a;
     uint32_t row0, m; /* rows [row0, row0 + m), row0 % 8 == 0 */
-    float *y; /* y[(r - row0) * y_stride + column - col0] */
+    float *y;         /* y[(r - row0) * y_stride + column - col0] */
     size_t y_stride;
     uint32_t col0;
-    bool add; /* y += instead of y = */
+    bool add;  /* y += instead of y = */
+    bool wide; /* row r of y from the digit rows 2r and 2r + 1; not for TK_F32 */
 };
 
 /* One attention chunk for nq query vectors of one KV head of one sequence. */
@@ -132,6 +136,8 @@ struct tk_ops {
     void (*gemm)(const struct tk_gemm *g, uint32_t tile0, uint32_t n_tiles);
     /* Quantises n values (n % 32 == 0) of row r starting at block b0 of the panel. */
     void (*quant)(const float *x, uint32_t n, const struct tk_act *a, uint32_t r, uint32_t b0);
+    /* The same for a wide row r: digit rows 2r and 2r + 1. */
+    void (*quant_wide)(const float *x, uint32_t n, const struct tk_act *a, uint32_t r);
     void (*rmsnorm)(const float *x, const float *w, uint32_t n, float eps, float *y);
     /* y may be g. */
     void (*swiglu)(const float *g, const float *u, uint32_t n, float *y);

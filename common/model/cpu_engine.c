@@ -402,7 +402,7 @@ static void carve_all(struct td__ce *e, struct carver *c)
     e->act_embd = carve_act(e, c, e->info.max_tokens, e->embd);
     e->act_att = carve_act(e, c, e->info.max_tokens, e->q_width);
     e->act_ffn = carve_act(e, c, e->info.max_tokens, e->ffn);
-    e->act_head = carve_act(e, c, e->info.max_rows, e->embd);
+    e->act_head = carve_act(e, c, 2 * e->info.max_rows, e->embd);
     e->logits = carve(c, (size_t)e->info.max_rows * e->info.n_vocab, f);
     e->part_m = carve(c, parts, f);
     e->part_l = carve(c, parts, f);

@@ -126,7 +126,8 @@ static void gemm_tiles(struct pass *p, const struct part *part, uint32_t tile, u
                         .m = p->rows,
                         .y = part->y,
                         .y_stride = p->y_stride,
-                        .add = p->add};
+                        .add = p->add,
+                        .wide = p->act == &p->e->act_head && !p->e->f32};
     p->e->ops->gemm(&g, tile, n);
 }
 
@@ -193,6 +194,16 @@ static void run_gemm(struct pass *p, token_fn then, uint32_t n_then)
         items += (p->parts[i].w->n_tiles + p->tiles_per_item - 1) / p->tiles_per_item;
     }
     run_phase(p, items, gemm_item, then, n_then);
+}
+
+/* The LM head's rows: 16-bit activations in int8 numerics, which decide most near ties. */
+static void put_head(const struct td__ce *e, uint32_t row, const float *src)
+{
+    if (e->f32) {
+        memcpy(e->act_head.x + (size_t)row * e->embd, src, e->embd * sizeof *src);
+    } else {
+        e->ops->quant_wide(src, e->embd, &e->act_head, row);
+    }
 }
 
 static void norm_into(struct pass *p, const struct tk_act *a, uint32_t row, uint32_t t,
@@ -338,7 +349,9 @@ static void head_norm_row(struct pass *p, uint32_t i)
         const struct td__ce_row *row = &p->s->rows[p->s->sample_rows[i]];
         t = row->token0 + row->n - 1;
     }
-    norm_into(p, &e->act_head, i, t, e->output_norm);
+    e->ops->rmsnorm(e->x + (size_t)t * e->embd, e->output_norm, e->embd, e->model->hp.rms_eps,
+                    p->me->norm);
+    put_head(e, i, p->me->norm);
 }
 
 static void sample_item(void *arg, uint32_t member, uint32_t item)

@@ -45,7 +45,8 @@ static struct ints dot_block(const int32_t *w, const int8_t *q)
 
 /* One block of one column for the rows of a panel. */
 static void block_column(const struct tk__layout *l, const uint8_t *tile, uint32_t c,
-                         const int8_t *q, const struct tk_qblk *qb, uint32_t rows, float *acc)
+                         const int8_t *q, const struct tk_qblk *qb, uint32_t rows, bool wide,
+                         float *acc)
 {
     int32_t w[TK_QK];
     float d = scale_of(l, tile, 0, c);
@@ -53,9 +54,14 @@ static void block_column(const struct tk__layout *l, const uint8_t *tile, uint32
     for (uint32_t i = 0; i < TK_QK; i++) {
         w[i] = stored_q(l, tile, c, i) - l->offset;
     }
-    for (uint32_t r = 0; r < rows; r++) {
+    for (uint32_t r = 0; r < rows; r += wide ? 2 : 1) {
         struct ints s = dot_block(w, q + r * TK_QK);
-        float *a = &acc[r * TK_LANES];
+        float *a = &acc[(wide ? r / 2 : r) * TK_LANES];
+        if (wide) {
+            struct ints low = dot_block(w, q + (r + 1) * TK_QK);
+            s.low = 256 * s.low + low.low;
+            s.high = 256 * s.high + low.high;
+        }
         if (l->has_halves) {
             *a = fmaf((float)s.low, d * qb[r].d, *a);
             *a = fmaf((float)s.high, second * qb[r].d, *a);
@@ -78,7 +84,7 @@ static void block_column_f32(const float *tile, uint32_t c, const float *x, size
     }
 }
 
-/* Rows of one panel, columns of one tile. */
+/* Digit rows of one panel, columns of one tile. */
 static void panel_tile(const struct tk_gemm *g, uint32_t t, uint32_t row, uint32_t rows, float *acc)
 {
     const struct tk__layout *l = &tk__layouts[g->w->kind];
@@ -92,7 +98,8 @@ static void panel_tile(const struct tk_gemm *g, uint32_t t, uint32_t row, uint32
                                  rows, acc + c);
             } else {
                 size_t at = ((size_t)panel * kb + b) * TK_PANEL;
-                block_column(l, tile, c, g->a->q + at * TK_QK, g->a->b + at, rows, acc + c);
+                block_column(l, tile, c, g->a->q + at * TK_QK, g->a->b + at, rows, g->wide,
+                             acc + c);
             }
         }
     }
@@ -102,12 +109,14 @@ void tk__ref_gemm(const struct tk_gemm *g, uint32_t tile0, uint32_t n_tiles)
 {
     for (uint32_t t = tile0; t < tile0 + n_tiles; t++) {
         uint32_t cols = g->w->n - t * TK_LANES < TK_LANES ? g->w->n - t * TK_LANES : TK_LANES;
-        for (uint32_t row = 0; row < g->m; row += TK_PANEL) {
-            uint32_t rows = g->m - row < TK_PANEL ? g->m - row : TK_PANEL;
+        uint32_t digits = g->wide ? 2 : 1, m = g->m * digits;
+        for (uint32_t row = 0; row < m; row += TK_PANEL) {
+            uint32_t rows = m - row < TK_PANEL ? m - row : TK_PANEL;
             float acc[TK_PANEL * TK_LANES] = {0};
             panel_tile(g, t, row, rows, acc);
-            for (uint32_t r = 0; r < rows; r++) {
-                float *y = g->y + (size_t)(row + r) * g->y_stride + (t * TK_LANES - g->col0);
+            for (uint32_t r = 0; r < rows / digits; r++) {
+                float *y =
+                    g->y + (size_t)(row / digits + r) * g->y_stride + (t * TK_LANES - g->col0);
                 for (uint32_t c = 0; c < cols; c++) {
                     y[c] = g->add ? y[c] + acc[r * TK_LANES + c] : acc[r * TK_LANES + c];
                 }
@@ -145,6 +154,49 @@ static void ref_quant(const float *x, uint32_t n, const struct tk_act *a, uint32
     for (uint32_t b = 0; b < n / TK_QK; b++) {
         size_t at = ((size_t)(r / TK_PANEL) * kb + b0 + b) * TK_PANEL + r % TK_PANEL;
         quant_block(x + (size_t)b * TK_QK, a->q + at * TK_QK, a->b + at);
+    }
+}
+
+static void sum_digits(const int8_t *q, struct tk_qblk *out)
+{
+    out->sum = 0;
+    for (int i = 0; i < TK_QK; i++) {
+        out->sum += q[i];
+        if (i == 15) {
+            out->sum_low = out->sum;
+        }
+    }
+}
+
+static void quant_wide_block(const float *x, int8_t *high, int8_t *low, struct tk_qblk *bh,
+                             struct tk_qblk *bl)
+{
+    float amax = 0;
+    for (int i = 0; i < TK_QK; i++) {
+        float v = fabsf(x[i]);
+        amax = v > amax ? v : amax;
+    }
+    bool tiny = !(amax >= 1e-30f && amax <= 3.4e38f);
+    float id = tiny ? 0 : 32512.0f / amax;
+    for (int i = 0; i < TK_QK; i++) {
+        float v = x[i] * id;
+        int32_t q = tiny || !(fabsf(v) < 32513.0f) ? 0 : (int32_t)rintf(v);
+        low[i] = (int8_t)(((q + 128) & 255) - 128);
+        high[i] = (int8_t)((q - low[i]) / 256);
+    }
+    sum_digits(high, bh);
+    sum_digits(low, bl);
+    bh->d = bl->d = tiny ? 0 : amax / 32512.0f;
+    bh->s = bl->s = bh->d * (float)(256 * bh->sum + bl->sum);
+}
+
+static void ref_quant_wide(const float *x, uint32_t n, const struct tk_act *a, uint32_t r)
+{
+    size_t kb = a->k / TK_QK, row = 2 * (size_t)r;
+    for (uint32_t b = 0; b < n / TK_QK; b++) {
+        size_t at = (row / TK_PANEL * kb + b) * TK_PANEL + row % TK_PANEL;
+        quant_wide_block(x + (size_t)b * TK_QK, a->q + at * TK_QK, a->q + (at + 1) * TK_QK,
+                         a->b + at, a->b + at + 1);
     }
 }
 
@@ -334,6 +386,7 @@ const struct tk_ops tk__ref_ops = {
     .name = "portable",
     .gemm = tk__ref_gemm,
     .quant = ref_quant,
+    .quant_wide = ref_quant_wide,
     .rmsnorm = ref_rmsnorm,
     .swiglu = ref_swiglu,
     .attn = ref_attn,

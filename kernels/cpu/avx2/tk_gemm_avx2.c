@@ -2,14 +2,15 @@
  *
  * Design: lanes are columns (16 are two registers), so the order of NUMERICS.md holds by itself.
  * vpmaddubsw adds two products in 16 bits and saturates: unsigned nibbles and five-bit values times
- * +-127 stay below 32767; for signed bytes the weight's sign moves to the activation, |w| <= 128.
+ * +-128 stay below 32767; signed bytes are widened to 16 bits, even and odd ones apart, since both
+ * -128 * -128 and a moved sign would go wrong.
  */
 #include <string.h>
 
 #include "kernels/cpu/avx2/tk_avx2.h"
 #include "kernels/tk_internal.h"
 
-#define MAX_ROWS 2
+#define MAX_ROWS 2 /* and the two digits of a wide row */
 
 TK__INLINE bool is_nibbles(enum tk_kind kind)
 {
@@ -40,16 +41,25 @@ TK__INLINE __m256i weights(enum tk_kind kind, const uint8_t *tile, int j, int h)
     return kind == TK_Q8_MINF ? v : _mm256_xor_si256(v, _mm256_set1_epi8((char)0x80));
 }
 
+/* Signed bytes of each 16 bits, widened: the odd and the even ones. */
+TK__INLINE __m256i odd16(__m256i v)
+{
+    return _mm256_srai_epi16(v, 8);
+}
+
+TK__INLINE __m256i even16(__m256i v)
+{
+    return _mm256_srai_epi16(_mm256_slli_epi16(v, 8), 8);
+}
+
 /* Sum of the four products of each column. */
 TK__INLINE __m256i dot4(enum tk_kind kind, __m256i w, __m256i q)
 {
-    __m256i p;
     if (is_nibbles(kind) || kind == TK_Q8_MINF) {
-        p = _mm256_maddubs_epi16(w, q);
-    } else {
-        p = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(q, w));
+        return _mm256_madd_epi16(_mm256_maddubs_epi16(w, q), _mm256_set1_epi16(1));
     }
-    return _mm256_madd_epi16(p, _mm256_set1_epi16(1));
+    return _mm256_add_epi32(_mm256_madd_epi16(even16(w), even16(q)),
+                            _mm256_madd_epi16(odd16(w), odd16(q)));
 }
 
 TK__INLINE __m256 scale(enum tk_kind kind, const uint8_t *tile, int which, int h)
@@ -82,24 +92,35 @@ TK__INLINE __m256 scaled(__m256 acc, __m256i sum, __m256 dw, float da)
     return _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), _mm256_mul_ps(dw, _mm256_set1_ps(da)), acc);
 }
 
-TK__INLINE void block(enum tk_kind kind, int R, const uint8_t *tile, const int8_t *q,
+/* Two digit rows become one row's sum. */
+TK__INLINE void join_digits(bool wide, __m256i *sum)
+{
+    if (wide) {
+        sum[0] = _mm256_add_epi32(_mm256_slli_epi32(sum[0], 8), sum[1]);
+    }
+}
+
+TK__INLINE void block(enum tk_kind kind, int R, bool wide, const uint8_t *tile, const int8_t *q,
                       const struct tk_qblk *b, int h, __m256 *acc)
 {
     __m256i sum[MAX_ROWS];
+    int rows = wide ? R / 2 : R;
     if (kind == TK_Q8_HALVES) {
         for (int half = 0; half < 2; half++) {
             sums(kind, R, tile, q, h, 4 * half, 4 * half + 4, sum);
-            for (int r = 0; r < R; r++) {
+            join_digits(wide, sum);
+            for (int r = 0; r < rows; r++) {
                 acc[r] = scaled(acc[r], sum[r], scale(kind, tile, half, h), b[r].d);
             }
         }
         return;
     }
     sums(kind, R, tile, q, h, 0, 8, sum);
-    for (int r = 0; r < R; r++) {
-        if (kind == TK_Q4_OFF) {
-            sum[r] = _mm256_sub_epi32(sum[r], _mm256_set1_epi32(8 * b[r].sum));
-        }
+    for (int r = 0; r < R && kind == TK_Q4_OFF; r++) {
+        sum[r] = _mm256_sub_epi32(sum[r], _mm256_set1_epi32(8 * b[r].sum));
+    }
+    join_digits(wide, sum);
+    for (int r = 0; r < rows; r++) {
         acc[r] = scaled(acc[r], sum[r], scale(kind, tile, 0, h), b[r].d);
         if (kind == TK_Q4_MIN || kind == TK_Q4_MINF || kind == TK_Q8_MINF) {
             acc[r] = _mm256_fmadd_ps(scale(kind, tile, 1, h), _mm256_set1_ps(b[r].s), acc[r]);
@@ -118,7 +139,9 @@ TK__INLINE void store(const struct tk_gemm *g, uint32_t t, uint32_t row, int h, 
     _mm256_maskstore_ps(y, mask, acc);
 }
 
-TK__INLINE void rows(enum tk_kind kind, int R, const struct tk_gemm *g, uint32_t t, uint32_t row)
+/* R digit rows from `row`. */
+TK__INLINE void rows(enum tk_kind kind, int R, bool wide, const struct tk_gemm *g, uint32_t t,
+                     uint32_t row)
 {
     uint32_t kb = g->w->k / TK_QK, r0 = g->row0 + row;
     size_t at = (size_t)(r0 / TK_PANEL) * kb * TK_PANEL + r0 % TK_PANEL;
@@ -131,24 +154,26 @@ TK__INLINE void rows(enum tk_kind kind, int R, const struct tk_gemm *g, uint32_t
         if (R == 1) {
             _mm_prefetch((const char *)tile + 4096, _MM_HINT_T0);
         }
-        block(kind, R, tile, g->a->q + at * TK_QK, g->a->b + at, 0, acc[0]);
-        block(kind, R, tile, g->a->q + at * TK_QK, g->a->b + at, 1, acc[1]);
+        block(kind, R, wide, tile, g->a->q + at * TK_QK, g->a->b + at, 0, acc[0]);
+        block(kind, R, wide, tile, g->a->q + at * TK_QK, g->a->b + at, 1, acc[1]);
     }
-    for (int r = 0; r < R; r++) {
-        store(g, t, row + (uint32_t)r, 0, acc[0][r]);
-        store(g, t, row + (uint32_t)r, 1, acc[1][r]);
+    for (int r = 0; r < (wide ? 1 : R); r++) {
+        store(g, t, (wide ? row / 2 : row) + (uint32_t)r, 0, acc[0][r]);
+        store(g, t, (wide ? row / 2 : row) + (uint32_t)r, 1, acc[1][r]);
     }
 }
 
-TK__INLINE void tiles(enum tk_kind kind, const struct tk_gemm *g, uint32_t t, uint32_t end)
+TK__INLINE void tiles(enum tk_kind kind, bool wide, const struct tk_gemm *g, uint32_t t,
+                      uint32_t end)
 {
+    uint32_t m = wide ? 2 * g->m : g->m;
     for (; t < end; t++) {
         uint32_t row = 0;
-        for (; row + MAX_ROWS <= g->m; row += MAX_ROWS) {
-            rows(kind, MAX_ROWS, g, t, row);
+        for (; row + MAX_ROWS <= m; row += MAX_ROWS) {
+            rows(kind, MAX_ROWS, wide, g, t, row);
         }
-        if (row < g->m) {
-            rows(kind, 1, g, t, row);
+        if (row < m) {
+            rows(kind, 1, false, g, t, row);
         }
     }
 }
@@ -157,7 +182,11 @@ TK__INLINE void tiles(enum tk_kind kind, const struct tk_gemm *g, uint32_t t, ui
 #define KIND_FN(name, kind)                                                                        \
     static void name(const struct tk_gemm *g, uint32_t t, uint32_t end)                            \
     {                                                                                              \
-        tiles(kind, g, t, end);                                                                    \
+        if (g->wide) {                                                                             \
+            tiles(kind, true, g, t, end);                                                          \
+        } else {                                                                                   \
+            tiles(kind, false, g, t, end);                                                         \
+        }                                                                                          \
     }
 KIND_FN(gemm_q4_off, TK_Q4_OFF)
 KIND_FN(gemm_q4_min, TK_Q4_MIN)

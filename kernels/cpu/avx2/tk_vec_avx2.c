@@ -53,6 +53,54 @@ static void quant(const float *x, uint32_t n, const struct tk_act *a, uint32_t r
     }
 }
 
+static void sum_digits(const int8_t *q, struct tk_qblk *out)
+{
+    out->sum = 0;
+    for (int i = 0; i < TK_QK; i++) {
+        out->sum += q[i];
+        if (i == 15) {
+            out->sum_low = out->sum;
+        }
+    }
+}
+
+static void quant_wide_block(const float *x, int8_t *high, int8_t *low, struct tk_qblk *bh,
+                             struct tk_qblk *bl)
+{
+    const __m256 sign = _mm256_set1_ps(-0.0f);
+    __m256 m = _mm256_setzero_ps();
+    int32_t ints[TK_QK];
+    for (int i = 0; i < TK_QK; i += 8) {
+        m = _mm256_max_ps(m, _mm256_andnot_ps(sign, _mm256_loadu_ps(x + i)));
+    }
+    float amax = max8(m);
+    bool tiny = !(amax >= 1e-30f && amax <= 3.4e38f);
+    __m256 id = _mm256_set1_ps(tiny ? 0 : 32512.0f / amax);
+    for (int i = 0; i < TK_QK; i += 8) {
+        __m256i v = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + i), id));
+        v = tiny ? _mm256_setzero_si256() : v;
+        _mm256_storeu_si256((__m256i *)(void *)(ints + i), v);
+    }
+    for (int i = 0; i < TK_QK; i++) {
+        low[i] = (int8_t)(((ints[i] + 128) & 255) - 128);
+        high[i] = (int8_t)((ints[i] - low[i]) / 256);
+    }
+    sum_digits(high, bh);
+    sum_digits(low, bl);
+    bh->d = bl->d = tiny ? 0 : amax / 32512.0f;
+    bh->s = bl->s = bh->d * (float)(256 * bh->sum + bl->sum);
+}
+
+static void quant_wide(const float *x, uint32_t n, const struct tk_act *a, uint32_t r)
+{
+    size_t kb = a->k / TK_QK, row = 2 * (size_t)r;
+    for (uint32_t b = 0; b < n / TK_QK; b++) {
+        size_t at = (row / TK_PANEL * kb + b) * TK_PANEL + row % TK_PANEL;
+        quant_wide_block(x + (size_t)b * TK_QK, a->q + at * TK_QK, a->q + (at + 1) * TK_QK,
+                         a->b + at, a->b + at + 1);
+    }
+}
+
 static void rmsnorm(const float *x, const float *w, uint32_t n, float eps, float *y)
 {
     __m256 lo = _mm256_setzero_ps(), hi = lo;
@@ -136,6 +184,7 @@ const struct tk_ops tk__avx2_ops = {
     .name = "avx2",
     .gemm = tk__avx2_gemm,
     .quant = quant,
+    .quant_wide = quant_wide,
     .rmsnorm = rmsnorm,
     .swiglu = swiglu,
     .attn = tk__avx2_attn,

@@ -12,6 +12,7 @@
 
 void tk__avx512_gemm(const struct tk_gemm *g, uint32_t tile0, uint32_t n_tiles);
 void tk__avx512_quant(const float *x, uint32_t n, const struct tk_act *a, uint32_t r, uint32_t b0);
+void tk__avx512_quant_wide(const float *x, uint32_t n, const struct tk_act *a, uint32_t r);
 void tk__avx512_rmsnorm(const float *x, const float *w, uint32_t n, float eps, float *y);
 void tk__avx512_swiglu(const float *g, const float *u, uint32_t n, float *y);
 void tk__avx512_attn(const struct tk_attn *a);

@@ -39,75 +39,100 @@ TK__INLINE __m512i start_sum(enum tk_kind kind, const struct tk_qblk *b)
     return _mm512_setzero_si512();
 }
 
+TK__INLINE bool is_nibbles(enum tk_kind kind)
+{
+    return kind == TK_Q4_OFF || kind == TK_Q4_MIN || kind == TK_Q4_MINF;
+}
+
 TK__INLINE __m512 scale(enum tk_kind kind, const uint8_t *tile, int which)
 {
-    bool nibbles = kind == TK_Q4_OFF || kind == TK_Q4_MIN || kind == TK_Q4_MINF;
-    const uint8_t *p = tile + (nibbles ? TK__NIBBLE_BYTES : TK__BYTE_BYTES);
+    const uint8_t *p = tile + (is_nibbles(kind) ? TK__NIBBLE_BYTES : TK__BYTE_BYTES);
     if (kind == TK_Q4_OFF || kind == TK_Q4_MIN || kind == TK_Q8_F16) {
         return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)(p + 32 * which)));
     }
     return _mm512_loadu_ps((const float *)(const void *)(p + 64 * which));
 }
 
-/* acc[R] takes one block of one column group. */
-TK__INLINE void block(enum tk_kind kind, int R, const uint8_t *tile, const int8_t *q,
+/* Digit rows 2r and 2r + 1 become the sum of row r. */
+TK__INLINE void join_digits(int R, __m512i *sum)
+{
+    for (int r = 0; r < R / 2; r++) {
+        sum[r] = _mm512_add_epi32(_mm512_slli_epi32(sum[2 * r], 8), sum[2 * r + 1]);
+    }
+}
+
+/* sum[R] = products of k-quads [j0, j1) (j0 even), added to what is there. */
+TK__INLINE void dots(enum tk_kind kind, int R, const uint8_t *tile, const int8_t *q, int j0, int j1,
+                     __m512i *sum)
+{
+    const __m512i low = _mm512_set1_epi8(15);
+    for (int j = j0; j < j1; j += 2) {
+        __m512i even, odd;
+        if (is_nibbles(kind)) {
+            __m512i v = _mm512_loadu_si512(tile + 32 * j);
+            even = _mm512_and_si512(v, low);
+            odd = _mm512_and_si512(_mm512_srli_epi16(v, 4), low);
+        } else {
+            even = _mm512_loadu_si512(tile + 64 * j);
+            odd = _mm512_loadu_si512(tile + 64 * j + 64);
+        }
+        for (int r = 0; r < R; r++) {
+            sum[r] = _mm512_dpbusd_epi32(sum[r], even, quad_of(q + r * TK_QK, j));
+        }
+        for (int r = 0; r < R; r++) {
+            sum[r] = _mm512_dpbusd_epi32(sum[r], odd, quad_of(q + r * TK_QK, j + 1));
+        }
+    }
+}
+
+/* acc[r] += sum[r] scaled; digit is the step between the qblk of two rows. */
+TK__INLINE void scaled(int rows, int digit, __m512 d, const struct tk_qblk *b, const __m512i *sum,
+                       __m512 *acc)
+{
+    for (int r = 0; r < rows; r++) {
+        __m512 s = _mm512_mul_ps(d, _mm512_set1_ps(b[r * digit].d));
+        acc[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[r]), s, acc[r]);
+    }
+}
+
+/* acc[R], or acc[R / 2] of wide rows, takes one block of one column group. */
+TK__INLINE void block(enum tk_kind kind, int R, bool wide, const uint8_t *tile, const int8_t *q,
                       const struct tk_qblk *b, __m512 *acc)
 {
     __m512i sum[TK_PANEL];
-    const __m512i low = _mm512_set1_epi8(15);
+    int digit = wide ? 2 : 1, rows = R / digit;
     for (int r = 0; r < R; r++) {
         sum[r] = start_sum(kind, b + r);
     }
-    if (kind == TK_Q4_OFF || kind == TK_Q4_MIN || kind == TK_Q4_MINF) {
-        for (int j = 0; j < 4; j++) {
-            __m512i v = _mm512_loadu_si512(tile + 64 * j);
-            __m512i lo = _mm512_and_si512(v, low);
-            __m512i hi = _mm512_and_si512(_mm512_srli_epi16(v, 4), low);
-            for (int r = 0; r < R; r++) {
-                sum[r] = _mm512_dpbusd_epi32(sum[r], lo, quad_of(q + r * TK_QK, 2 * j));
-            }
-            for (int r = 0; r < R; r++) {
-                sum[r] = _mm512_dpbusd_epi32(sum[r], hi, quad_of(q + r * TK_QK, 2 * j + 1));
-            }
-        }
-    } else {
-        for (int j = 0; j < 8; j++) {
-            __m512i v = _mm512_loadu_si512(tile + 64 * j);
-            for (int r = 0; r < R; r++) {
-                sum[r] = _mm512_dpbusd_epi32(sum[r], v, quad_of(q + r * TK_QK, j));
-            }
-        }
+    dots(kind, R, tile, q, 0, 8, sum);
+    if (wide) {
+        join_digits(R, sum);
     }
-    __m512 d = scale(kind, tile, 0);
-    for (int r = 0; r < R; r++) {
-        __m512 s = _mm512_mul_ps(d, _mm512_set1_ps(b[r].d));
-        acc[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[r]), s, acc[r]);
-    }
+    scaled(rows, digit, scale(kind, tile, 0), b, sum, acc);
     if (kind == TK_Q4_MIN || kind == TK_Q4_MINF || kind == TK_Q8_MINF) {
         __m512 m = scale(kind, tile, 1);
-        for (int r = 0; r < R; r++) {
-            acc[r] = _mm512_fmadd_ps(m, _mm512_set1_ps(b[r].s), acc[r]);
+        for (int r = 0; r < rows; r++) {
+            acc[r] = _mm512_fmadd_ps(m, _mm512_set1_ps(b[r * digit].s), acc[r]);
         }
     }
 }
 
 /* Q6_K: a scale for each half of the block. */
-TK__INLINE void block_halves(int R, const uint8_t *tile, const int8_t *q, const struct tk_qblk *b,
-                             __m512 *acc)
+TK__INLINE void block_halves(int R, bool wide, const uint8_t *tile, const int8_t *q,
+                             const struct tk_qblk *b, __m512 *acc)
 {
-    __m512 d0 = scale(TK_Q8_HALVES, tile, 0), d1 = scale(TK_Q8_HALVES, tile, 1);
-    for (int r = 0; r < R; r++) {
-        __m512i s0 = _mm512_set1_epi32(-128 * b[r].sum_low);
-        __m512i s1 = _mm512_set1_epi32(-128 * (b[r].sum - b[r].sum_low));
-        for (int j = 0; j < 4; j++) {
-            __m512i v0 = _mm512_loadu_si512(tile + 64 * j);
-            __m512i v1 = _mm512_loadu_si512(tile + 64 * (j + 4));
-            s0 = _mm512_dpbusd_epi32(s0, v0, quad_of(q + r * TK_QK, j));
-            s1 = _mm512_dpbusd_epi32(s1, v1, quad_of(q + r * TK_QK, j + 4));
+    __m512i sum[TK_PANEL];
+    int digit = wide ? 2 : 1;
+    for (int half = 0; half < 2; half++) {
+        for (int r = 0; r < R; r++) {
+            int32_t s = half == 0 ? b[r].sum_low : b[r].sum - b[r].sum_low;
+            sum[r] = _mm512_set1_epi32(-128 * s);
         }
-        __m512 da = _mm512_set1_ps(b[r].d);
-        acc[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(s0), _mm512_mul_ps(d0, da), acc[r]);
-        acc[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(s1), _mm512_mul_ps(d1, da), acc[r]);
+        dots(TK_Q8_HALVES, R, tile, q, 4 * half, 4 * half + 4, sum);
+        if (wide) {
+            join_digits(R, sum);
+        }
+        scaled(R / digit, digit, scale(TK_Q8_HALVES, tile, half), b, sum, acc);
     }
 }
 
@@ -118,8 +143,8 @@ TK__INLINE void prefetch_tile(const uint8_t *tile, size_t bytes)
     }
 }
 
-/* acc[R] over all of K. */
-TK__INLINE void column(enum tk_kind kind, int R, const struct operands *o, __m512 *acc)
+/* acc over all of K. */
+TK__INLINE void column(enum tk_kind kind, int R, bool wide, const struct operands *o, __m512 *acc)
 {
     const size_t tile_bytes = tk__layouts[kind].tile_bytes;
     const uint8_t *tile = o->w;
@@ -129,13 +154,13 @@ TK__INLINE void column(enum tk_kind kind, int R, const struct operands *o, __m51
         acc[r] = _mm512_setzero_ps();
     }
     for (uint32_t i = 0; i < o->kb; i++) {
-        if (R == 1) {
+        if (R <= 2) {
             prefetch_tile(tile, tile_bytes);
         }
         if (kind == TK_Q8_HALVES) {
-            block_halves(R, tile, q, b, acc);
+            block_halves(R, wide, tile, q, b, acc);
         } else {
-            block(kind, R, tile, q, b, acc);
+            block(kind, R, wide, tile, q, b, acc);
         }
         tile += tile_bytes;
         q += TK__PANEL_BYTES;
@@ -156,42 +181,44 @@ TK__INLINE void store(const struct tk_gemm *g, uint32_t t, uint32_t row, int R, 
     }
 }
 
-TK__INLINE void panel(enum tk_kind kind, int R, const struct tk_gemm *g, uint32_t t, uint32_t row)
+/* R digit rows from `row`, of one panel. */
+TK__INLINE void panel(enum tk_kind kind, int R, bool wide, const struct tk_gemm *g, uint32_t t,
+                      uint32_t row)
 {
     uint32_t kb = g->w->k / TK_QK;
     size_t at = (size_t)((g->row0 + row) / TK_PANEL) * kb * TK_PANEL;
     size_t stride = (size_t)kb * g->w->tile_bytes;
     struct operands o = {g->w->data + t * stride, g->a->q + at * TK_QK, g->a->b + at, kb};
     __m512 acc[TK_PANEL];
-    column(kind, R, &o, acc);
-    store(g, t, row, R, acc);
+    column(kind, R, wide, &o, acc);
+    store(g, t, wide ? row / 2 : row, wide ? R / 2 : R, acc);
 }
 
-/* The rows that are left over when m is no multiple of 8. */
+/* The rows that are left over when they are no multiple of 8. */
 TK__INLINE void tail(enum tk_kind kind, uint32_t R, const struct tk_gemm *g, uint32_t t,
                      uint32_t row)
 {
     switch (R) {
     case 1:
-        panel(kind, 1, g, t, row);
+        panel(kind, 1, false, g, t, row);
         break;
     case 2:
-        panel(kind, 2, g, t, row);
+        panel(kind, 2, false, g, t, row);
         break;
     case 3:
-        panel(kind, 3, g, t, row);
+        panel(kind, 3, false, g, t, row);
         break;
     case 4:
-        panel(kind, 4, g, t, row);
+        panel(kind, 4, false, g, t, row);
         break;
     case 5:
-        panel(kind, 5, g, t, row);
+        panel(kind, 5, false, g, t, row);
         break;
     case 6:
-        panel(kind, 6, g, t, row);
+        panel(kind, 6, false, g, t, row);
         break;
     default:
-        panel(kind, 7, g, t, row);
+        panel(kind, 7, false, g, t, row);
         break;
     }
 }
@@ -201,10 +228,33 @@ TK__INLINE void tiles(enum tk_kind kind, const struct tk_gemm *g, uint32_t t, ui
     for (; t < end; t++) {
         uint32_t row = 0;
         for (; row + TK_PANEL <= g->m; row += TK_PANEL) {
-            panel(kind, 8, g, t, row);
+            panel(kind, 8, false, g, t, row);
         }
         if (row < g->m) {
             tail(kind, g->m - row, g, t, row);
+        }
+    }
+}
+
+TK__INLINE void wide_tiles(enum tk_kind kind, const struct tk_gemm *g, uint32_t t, uint32_t end)
+{
+    for (; t < end; t++) {
+        uint32_t row = 0, rows = 2 * g->m;
+        for (; row + TK_PANEL <= rows; row += TK_PANEL) {
+            panel(kind, 8, true, g, t, row);
+        }
+        switch (rows - row) {
+        case 2:
+            panel(kind, 2, true, g, t, row);
+            break;
+        case 4:
+            panel(kind, 4, true, g, t, row);
+            break;
+        case 6:
+            panel(kind, 6, true, g, t, row);
+            break;
+        default:
+            break;
         }
     }
 }
@@ -213,7 +263,11 @@ TK__INLINE void tiles(enum tk_kind kind, const struct tk_gemm *g, uint32_t t, ui
 #define KIND_FN(name, kind)                                                                        \
     static void name(const struct tk_gemm *g, uint32_t t, uint32_t end)                            \
     {                                                                                              \
-        tiles(kind, g, t, end);                                                                    \
+        if (g->wide) {                                                                             \
+            wide_tiles(kind, g, t, end);                                                           \
+        } else {                                                                                   \
+            tiles(kind, g, t, end);                                                                \
+        }                                                                                          \
     }
 KIND_FN(gemm_q4_off, TK_Q4_OFF)
 KIND_FN(gemm_q4_min, TK_Q4_MIN)

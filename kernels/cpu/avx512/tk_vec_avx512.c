@@ -30,6 +30,45 @@ void tk__avx512_quant(const float *x, uint32_t n, const struct tk_act *a, uint32
     }
 }
 
+static void wide_sums(__m512i q0, __m512i q1, int8_t *q, struct tk_qblk *out)
+{
+    _mm_storeu_si128((__m128i *)(void *)q, _mm512_cvtepi32_epi8(q0));
+    _mm_storeu_si128((__m128i *)(void *)(q + 16), _mm512_cvtepi32_epi8(q1));
+    out->sum_low = _mm512_reduce_add_epi32(q0);
+    out->sum = out->sum_low + _mm512_reduce_add_epi32(q1);
+}
+
+/* The low digit of 16-bit values: their low byte, signed. */
+static __m512i low_digit(__m512i q)
+{
+    return _mm512_srai_epi32(_mm512_slli_epi32(q, 24), 24);
+}
+
+void tk__avx512_quant_wide(const float *x, uint32_t n, const struct tk_act *a, uint32_t r)
+{
+    size_t kb = a->k / TK_QK, row = 2 * (size_t)r;
+    for (uint32_t i = 0; i < n / TK_QK; i++, x += TK_QK) {
+        size_t at = (row / TK_PANEL * kb + i) * TK_PANEL + row % TK_PANEL;
+        struct tk_qblk *high = a->b + at, *low = a->b + at + 1;
+        __m512 v0 = _mm512_loadu_ps(x), v1 = _mm512_loadu_ps(x + 16);
+        float amax = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(v0), _mm512_abs_ps(v1)));
+        bool tiny = !(amax >= 1e-30f && amax <= 3.4e38f);
+        __m512 id = _mm512_set1_ps(tiny ? 0 : 32512.0f / amax);
+        __m512i q0 = _mm512_cvtps_epi32(_mm512_mul_ps(v0, id));
+        __m512i q1 = _mm512_cvtps_epi32(_mm512_mul_ps(v1, id));
+        if (tiny) {
+            q0 = q1 = _mm512_setzero_si512();
+        }
+        __m512i l0 = low_digit(q0), l1 = low_digit(q1);
+        __m512i h0 = _mm512_srai_epi32(_mm512_sub_epi32(q0, l0), 8);
+        __m512i h1 = _mm512_srai_epi32(_mm512_sub_epi32(q1, l1), 8);
+        wide_sums(h0, h1, a->q + at * TK_QK, high);
+        wide_sums(l0, l1, a->q + (at + 1) * TK_QK, low);
+        high->d = low->d = tiny ? 0 : amax / 32512.0f;
+        high->s = low->s = high->d * (float)(256 * high->sum + low->sum);
+    }
+}
+
 void tk__avx512_rmsnorm(const float *x, const float *w, uint32_t n, float eps, float *y)
 {
     __m512 ss = _mm512_setzero_ps();
@@ -143,6 +182,7 @@ const struct tk_ops tk__avx512_ops = {
     .name = "avx512-vnni",
     .gemm = tk__avx512_gemm,
     .quant = tk__avx512_quant,
+    .quant_wide = tk__avx512_quant_wide,
     .rmsnorm = tk__avx512_rmsnorm,
     .swiglu = tk__avx512_swiglu,
     .attn = tk__avx512_attn,

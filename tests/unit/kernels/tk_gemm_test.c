@@ -46,7 +46,7 @@ static float *product(const struct tk_ops *ops, const struct problem *p, bool ad
     for (size_t i = 0; i < (size_t)p->m * stride; i++) {
         y[i] = add ? (float)i * 0.25f : 12345.0f;
     }
-    struct tk_gemm g = {&p->p, &p->a, 0, p->m, y, stride, 0, add};
+    struct tk_gemm g = {&p->p, &p->a, 0, p->m, y, stride, 0, add, false};
     ops->gemm(&g, 0, p->p.n_tiles);
     return y;
 }
@@ -72,6 +72,49 @@ static void every_table_gives_the_bits_of_the_reference(void **state)
     }
 }
 
+static void wide_rows_give_the_bits_of_the_reference_and_near_exact_products(void **state)
+{
+    enum { K = 512, N = 35 };
+    for (size_t t = 0; t < KU_N_TYPES; t++) {
+        for (uint32_t m = 1; m <= 9; m++) {
+            struct td_rng r = {SEED + m};
+            struct tk_weight w = ku_weight(ku_types[t], N, K, &r);
+            struct tk_packed packed = ku_pack(&w, false);
+            struct tk_act a = ku_act(2 * m, K);
+            float x[K], want[9 * N], got[9 * N], row[K];
+            for (uint32_t i = 0; i < m; i++) {
+                for (uint32_t k = 0; k < K; k++) {
+                    x[k] = ku_activation(&r); /* the last row stays in x */
+                }
+                tk_select(TK_ISA_AUTO)->quant_wide(x, K, &a, i);
+            }
+            struct tk_gemm g = {
+                .w = &packed, .a = &a, .m = m, .y = want, .y_stride = N, .wide = true};
+            tk_select(TK_ISA_REF)->gemm(&g, 0, packed.n_tiles);
+            g.y = got;
+            for (size_t s = 0; s < KU_N_ISAS; s++) {
+                if (tk_select(ku_isas[s]) != NULL) {
+                    tk_select(ku_isas[s])->gemm(&g, 0, packed.n_tiles);
+                    assert_memory_equal(got, want, m * N * sizeof(float));
+                }
+            }
+            bool floats = w.type == TK_W_F32 || w.type == TK_W_F16 || w.type == TK_W_BF16;
+            for (uint32_t c = 0; c < N && !floats; c++) { /* those are rounded themselves */
+                double exact = 0, size = 1e-3;
+                tk_dequant(w.type, (const uint8_t *)w.data + c * w.row_bytes, K, row);
+                for (uint32_t k = 0; k < K; k++) {
+                    exact += (double)row[k] * (double)x[k];
+                    size += fabs((double)row[k]) * 60;
+                }
+                assert_true(fabs((double)want[(m - 1) * N + c] - exact) <= size / 60000);
+            }
+            free((void *)(uintptr_t)w.data);
+            free(packed.data);
+            ku_act_free(&a);
+        }
+    }
+}
+
 static void a_row_alone_equals_the_row_in_a_batch(void **state)
 {
     static const enum tk_isa isas[] = {TK_ISA_REF, TK_ISA_AVX2, TK_ISA_AVX512};
@@ -85,7 +128,7 @@ static void a_row_alone_equals_the_row_in_a_batch(void **state)
         for (uint32_t row = 0; row < p.m; row++) {
             struct tk_act one = ku_act(1, 576);
             float y[64];
-            struct tk_gemm g = {&p.p, &one, 0, 1, y, 64, 0, false};
+            struct tk_gemm g = {&p.p, &one, 0, 1, y, 64, 0, false, false};
             ops->quant(p.x + (size_t)row * 576, 576, &one, 0, 0);
             ops->gemm(&g, 0, 3);
             ops->gemm(&g, 3, 1);
@@ -169,6 +212,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_table_gives_the_bits_of_the_reference),
+        cmocka_unit_test(wide_rows_give_the_bits_of_the_reference_and_near_exact_products),
         cmocka_unit_test(a_row_alone_equals_the_row_in_a_batch),
         cmocka_unit_test(the_reference_is_near_the_exact_product),
         cmocka_unit_test(f32_numerics_are_near_the_exact_product),

@@ -57,8 +57,9 @@ static void every_selected_table_is_complete(void **state)
     for (size_t i = 0; i < 4; i++) {
         const struct tk_ops *o = tk_select(isas[i]);
         if (o != NULL) {
-            assert_true(o->gemm && o->quant && o->rmsnorm && o->swiglu && o->attn && o->attn_f32 &&
-                        o->attn_merge && o->attn_finish && o->argmax && o->exps && o->all_finite);
+            assert_true(o->gemm && o->quant && o->quant_wide && o->rmsnorm && o->swiglu &&
+                        o->attn && o->attn_f32 && o->attn_merge && o->attn_finish && o->argmax &&
+                        o->exps && o->all_finite);
         }
     }
 }

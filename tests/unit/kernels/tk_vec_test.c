@@ -118,6 +118,40 @@ static void quantised_rows_are_the_same_in_every_table(void **state)
     ku_act_free(&want);
 }
 
+static void wide_rows_are_the_same_in_every_table_and_keep_sixteen_bits(void **state)
+{
+    enum { K = 96, ROWS = 7 };
+    float x[ROWS][K];
+    struct tk_act want = {0}, got;
+    for (uint32_t row = 0; row < ROWS; row++) {
+        fill(x[row], K, row == 3 ? 1e-32f : 2, row);
+        x[row][5] = row == 2 ? -3.0f : 3.0f; /* +-32512, both ends */
+    }
+    for (size_t s = 0; s <= KU_N_ISAS; s++) {
+        const struct tk_ops *ops = tk_select(s == 0 ? TK_ISA_REF : ku_isas[s - 1]);
+        if (ops == NULL) {
+            continue;
+        }
+        got = ku_act(2 * ROWS, K);
+        memset(got.b, 0, 16 * K / 32 * sizeof *got.b);
+        for (uint32_t row = 0; row < ROWS; row++) {
+            ops->quant_wide(x[row], K, &got, row);
+        }
+        if (s == 0) {
+            want = got;
+            continue;
+        }
+        assert_memory_equal(got.q, want.q, 16 * K);
+        assert_memory_equal(got.b, want.b, 16 * K / 32 * sizeof *got.b);
+        ku_act_free(&got);
+    }
+    for (uint32_t i = 0; i < 32; i++) { /* row 1, block 0: digit rows 2 and 3 */
+        float v = want.b[2].d * (float)(256 * want.q[2 * 32 + i] + want.q[3 * 32 + i]);
+        assert_true(fabsf(v - x[1][i]) <= 3.0f / 32512);
+    }
+    ku_act_free(&want);
+}
+
 static void exp_is_within_two_units_of_the_exact_value(void **state)
 {
     for (float x = -86.99f; x < 88; x += 0.0137f) {
@@ -166,6 +200,7 @@ int main(void)
         cmocka_unit_test(exps_and_their_sum_are_the_same_in_every_table),
         cmocka_unit_test(argmax_is_the_same_in_every_table),
         cmocka_unit_test(quantised_rows_are_the_same_in_every_table),
+        cmocka_unit_test(wide_rows_are_the_same_in_every_table_and_keep_sixteen_bits),
         cmocka_unit_test(exp_is_within_two_units_of_the_exact_value),
         cmocka_unit_test(argmax_takes_the_lowest_of_equal_values),
         cmocka_unit_test(a_value_that_is_not_finite_is_found),
