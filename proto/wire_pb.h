@@ -3,7 +3,9 @@
  * file that includes *.pb-c.h.
  *
  * Bounds: one row per kind of number or count below; decoding refuses what is outside with
- * TD_ERR_PROTOCOL. Thread: any, no state. */
+ * TD_ERR_PROTOCOL.
+ * Thread: any, no state.
+ */
 #ifndef TD_PROTO_WIRE_PB_H
 #define TD_PROTO_WIRE_PB_H
 

@@ -1,9 +1,11 @@
 /* link_crypto.h - SHA-256 and HMAC-SHA256 for the control link, over libcrypto.
  *
  * Not: encryption. The control link is authenticated, not secret (docs/wire.md). Pure: no
- * randomness. Thread: one td_mac belongs to one thread; the one-shot functions are callable from
- * any. Failure: creation may fail; a digest of libcrypto that fails later is a broken library and
- * ends the process. */
+ * randomness.
+ * Thread: one td_mac belongs to one thread; the one-shot functions are callable from any.
+ * Failure: creation may fail; a digest of libcrypto that fails later is a broken library and ends
+ * the process.
+ */
 #ifndef TD_IO_LINK_CRYPTO_H
 #define TD_IO_LINK_CRYPTO_H
 

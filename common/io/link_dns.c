@@ -23,7 +23,8 @@ struct name {
     char addrs[TD_DNS_MAX_ADDRS][TD_DNS_ADDR];
 };
 
-/* Shared by the loop and the resolver; whoever leaves last frees it, because getaddrinfo cannot be interrupted. */
+/* Shared by the loop and the resolver; whoever leaves last frees it, because getaddrinfo cannot be
+ * interrupted. */
 struct shared {
     pthread_mutex_t lock; /* guards everything below */
     pthread_cond_t changed;

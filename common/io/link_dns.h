@@ -1,10 +1,14 @@
-/* link_dns.h - looks names up again and again, off the loop: which numeric addresses does a host name have now?
+/* link_dns.h - looks names up again and again, off the loop: which numeric addresses does a host
+ * name have now?
  *
- * A thread of its own calls getaddrinfo (which may block for long, and is the only resolver that follows the host's
- * configuration and long answers); results reach the loop as a callback.
- * Owner: link_nng.c. Thread: functions are the loop's. Bounds: TD_DNS_MAX_NAMES names, TD_DNS_MAX_ADDRS addresses each;
- * more are ignored with a log line. Failure: a name that does not resolve is reported with no addresses and an error,
- * and tried again. */
+ * A thread of its own calls getaddrinfo (which may block for long, and is the only resolver that
+ * follows the host's configuration and long answers); results reach the loop as a callback.
+ * Owner: link_nng.c. Thread: functions are the loop's.
+ * Bounds: TD_DNS_MAX_NAMES names, TD_DNS_MAX_ADDRS addresses each; more are ignored with a log
+ * line.
+ * Failure: a name that does not resolve is reported with no addresses and an error, and tried
+ * again.
+ */
 #ifndef TD_IO_LINK_DNS_H
 #define TD_IO_LINK_DNS_H
 
@@ -20,7 +24,8 @@
 
 struct td_dns;
 
-/* addrs: sorted, without duplicates, IPv6 in brackets; n 0 with TD_ERR_ADDRESS: not resolved now, keep what you have. */
+/* addrs: sorted, without duplicates, IPv6 in brackets; n 0 with TD_ERR_ADDRESS: not resolved now,
+ * keep what you have. */
 typedef void (*td_dns_fn)(void *arg, unsigned name, char addrs[][TD_DNS_ADDR], unsigned n,
                           td_err err);
 

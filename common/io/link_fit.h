@@ -1,10 +1,14 @@
-/* link_fit.h - does the process at the other end of a control link fit? Asked at both ends while attaching, so that what
- * does not fit is refused there with words for the operator, never discovered by a request.
+/* link_fit.h - does the process at the other end of a control link fit? Asked at both ends while
+ * attaching, so that what does not fit is refused there with words for the operator, never
+ * discovered by a request.
  *
- * What: compares wire versions, model, tokenizer and template; a router that was told what to expect also the KV layout
- * and the numerics. Whether a prefill and a decode node fit each other is placement's question, not this one.
- * Thread: any; pure. Failure: TD_ERR_PEER_VERSION, TD_ERR_PEER_MODEL, TD_ERR_PROTOCOL for unreadable info; `text` names
- * both sides' values. */
+ * What: compares wire versions, model, tokenizer and template; a router that was told what to
+ * expect also the KV layout and the numerics. Whether a prefill and a decode node fit each other
+ * is placement's question, not this one.
+ * Thread: any; pure.
+ * Failure: TD_ERR_PEER_VERSION, TD_ERR_PEER_MODEL, TD_ERR_PROTOCOL for unreadable info; `text`
+ * names both sides' values.
+ */
 #ifndef TD_IO_LINK_FIT_H
 #define TD_IO_LINK_FIT_H
 
@@ -28,8 +32,8 @@ td_err td_link_fit_router(const struct td_wire_node_info *us,
                           const struct td_wire_router_info *router, char *text,
                           size_t cap) TD_MUST_CHECK;
 
-/* Ready-made check functions for td_link_params.check; arg is one of these, which lives as long as the link. Their own
- * infos are borrowed. */
+/* Ready-made check functions for td_link_params.check; arg is one of these, which lives as long as
+ * the link. Their own infos are borrowed. */
 struct td_link_fit_at_router {
     const struct td_wire_router_info *us;
     struct td_link_expect expect;

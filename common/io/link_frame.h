@@ -1,6 +1,7 @@
 /* link_frame.h - the bytes of control link frames and of the handshake bodies. Pure layout: no
  * state, no crypto. docs/wire.md describes them for people. All integers are little endian. Every
- * parser checks lengths and ranges and returns false for what does not fit. */
+ * parser checks lengths and ranges and returns false for what does not fit.
+ */
 #ifndef TD_IO_LINK_FRAME_H
 #define TD_IO_LINK_FRAME_H
 
@@ -11,12 +12,13 @@
 #include "common/io/link_crypto.h"
 #include "common/io/link_session.h"
 
-#define LINK_MAGIC           0x314b4c54u /* "TLK1" */
-#define LINK_LEN_BYTES       4u
-#define LINK_HEADER_BYTES    20u
-#define LINK_OVERHEAD        (LINK_LEN_BYTES + LINK_HEADER_BYTES + TD_MAC_BYTES)
-#define LINK_TOTAL_BYTES     4u /* in front of the first piece of a cut message */
-#define LINK_MAX_HELLO       512u /* payload of HELLO and CHALLENGE: what a stranger may make us keep */
+#define LINK_MAGIC        0x314b4c54u /* "TLK1" */
+#define LINK_LEN_BYTES    4u
+#define LINK_HEADER_BYTES 20u
+#define LINK_OVERHEAD     (LINK_LEN_BYTES + LINK_HEADER_BYTES + TD_MAC_BYTES)
+#define LINK_TOTAL_BYTES  4u /* in front of the first piece of a cut message */
+/* Payload of HELLO and CHALLENGE: what a stranger may make us keep. */
+#define LINK_MAX_HELLO       512u
 #define LINK_HELLO_BYTES     120u
 #define LINK_CHALLENGE_BYTES 80u
 

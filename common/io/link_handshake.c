@@ -6,17 +6,14 @@
 #include "common/base/clock.h"
 #include "common/io/link_int.h"
 
-/* Design. Five frames, each end learning one thing at a time:
+/* Design. Five frames, each end learning one thing at a time (-> from the dialer, <- back):
  *
- *   dialer                               listener
- *   HELLO nonce, versions, key id, ->
- *         session to resume              picks version and key, derives the session keys of this
- * connection
- *                                <-      CHALLENGE nonce, resumed or not; tagged: the listener
- * knows the secret PROVE name, info             ->      tagged: the dialer knows it, and is not a
- * replay (the listener's nonce)
- *                                <-      ACCEPT name, info
- *   BEAT or data                 ->      the session is up on both sides
+ *   -> HELLO      nonce, versions, key id, session to resume. The listener picks version and key
+ *                 and derives the keys of this connection.
+ *   <- CHALLENGE  nonce, resumed or not. Tagged: the listener knows the secret.
+ *   -> PROVE      name, info. Tagged: the dialer knows it, and is not a replay.
+ *   <- ACCEPT     name, info.
+ *   -> any frame  the session is up on both sides.
  *
  * Nothing that a stranger says changes a session: the old connection of a session is given up only
  * after PROVE. Either end may answer REFUSE with a reason; before the keys exist it is a hint and

@@ -1,5 +1,5 @@
 /* link_int.h - the inside of struct td_link, shared by link_session.c (sessions, targets, actions),
- * link_conn.c (connections and frames) and link_handshake.c. Private to these three files.
+ * link_conn.c (connections and frames) and link_handshake.c. Private to these files.
  *
  * A connection carries at most one session at a time; a session outlives its connections. Objects
  * are slots in fixed arrays; handles are {generation, slot + 1}. Every object has one timer in the
@@ -176,7 +176,7 @@ void link_conn_release_rx(struct td_link *l);
 void link_handshake_start(struct td_link *l, struct link_conn *c); /* dialer: HELLO */
 void link_handshake_frame(struct td_link *l, struct link_conn *c, const struct link_frame *f);
 
-/* link_session.c */
+/* link_session*.c */
 struct link_event *link_event_add(struct td_link *l, enum td_link_action_type type);
 void link_refused(struct td_link *l, const struct link_conn *c, td_err e, const char *text,
                   bool remote);
@@ -193,6 +193,10 @@ void link_session_frame(struct td_link *l, struct link_session *s, const struct 
 struct link_session *link_session_find(struct td_link *l, uint64_t peer_epoch);
 /* True when the peer can have received frames up to `seq`. */
 bool link_session_can_resume(const struct link_session *s, uint64_t received);
+/* Time for a DIAL action. */
+void link_target_due(struct td_link *l, uint32_t slot);
+/* Sets an object's timer; TD_NEVER stops it. */
+void link_arm(struct td_link *l, struct link_timer *t, int64_t at_us);
 void link_target_retry(struct td_link *l, struct link_target *t, bool at_once);
 /* After a refusal: not before a second. */
 void link_target_slow(struct link_target *t);

@@ -20,10 +20,10 @@
 #define TD_LOG_ROOM "link"
 #include "common/base/log.h"
 
-/* Design. Each connection has one receive and one send under way at most; what arrives is fed to the session machine,
- * whose actions are then carried out until there are none (pump). Sends asked for between two passes of the loop leave
- * together: they only arm the pump timer.
- * NNG rules (docs: interfaces of NNG 1.5 to 1.12): operations are stopped before their stream is closed; a dialer is
+/* Design. Each connection has one receive and one send under way at most; what arrives is fed to
+ * the session machine, whose actions are then carried out until there are none (pump). Sends asked
+ * for between two passes of the loop leave together: they only arm the pump timer. NNG rules (docs:
+ * interfaces of NNG 1.5 to 1.12): operations are stopped before their stream is closed; a dialer is
  * made once for each address and kept; nothing of its protocol sockets is used. */
 
 #define READ_BYTES       ((size_t)64 * 1024)
@@ -620,7 +620,8 @@ static void do_lost(struct td_link_nng *n, const struct td_link_action *a)
     }
 }
 
-/* The same refusal comes again every few seconds: logged once, until it changes or the link comes up. */
+/* The same refusal comes again every few seconds: logged once, until it changes or the link comes
+ * up. */
 static void do_refused(struct td_link_nng *n, const struct td_link_action *a)
 {
     bool dialed = a->target != TD_LINK_NO_TARGET && n->targets[a->target].used;

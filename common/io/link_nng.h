@@ -3,11 +3,13 @@
  *
  * What: a node listens, a router dials (fixed addresses, or all addresses of a DNS name, resolved
  * again and again); all protocol lives in the pure session. NNG runs its callbacks on its own
- * threads: they only ring a doorbell of the loop. Not: a protocol; message contents. Owner: main()
- * of router or node. Thread: everything is the loop thread's; callbacks run there. Bounds:
- * TD_LINK_NNG_MAX_*; connections at max_sessions + max_pending of the link parameters. Failure:
- * listening fails with an error; a dial that fails is retried for ever with backoff. Fault points:
- * ctl.drop (a received piece closes its connection unread), ctl.delay (a write waits).
+ * threads: they only ring a doorbell of the loop.
+ * Not: a protocol; message contents.
+ * Owner: main() of router or node. Thread: everything is the loop thread's; callbacks run there.
+ * Bounds: TD_LINK_NNG_MAX_*; connections at max_sessions + max_pending of the link parameters.
+ * Failure: listening fails with an error; a dial that fails is retried for ever with backoff.
+ * Fault points: ctl.drop (a received piece closes its connection unread), ctl.delay (a write
+ * waits).
  */
 #ifndef TD_IO_LINK_NNG_H
 #define TD_IO_LINK_NNG_H

@@ -1,8 +1,11 @@
 /* link_op.h - one asynchronous NNG operation whose completion runs on the loop.
  *
- * NNG calls back on its own threads; that callback only marks the operation done and rings a doorbell of the loop, where
- * `fn` then runs. At most one operation is under way. Private to link_nng.c.
- * Thread: the loop's. Failure: init only. */
+ * NNG calls back on its own threads; that callback only marks the operation done and rings a
+ * doorbell of the loop, where `fn` then runs. At most one operation is under way. Private to
+ * link_nng.c.
+ * Thread: the loop's.
+ * Failure: init only.
+ */
 #ifndef TD_IO_LINK_OP_H
 #define TD_IO_LINK_OP_H
 
@@ -16,7 +19,8 @@ struct link_op {
     nng_aio *aio;         /* owned */
     struct td_wake *wake; /* owned */
     bool busy;            /* begun and not yet seen by fn */
-    int done; /* set by NNG's thread (release), taken by the loop (acquire): the result is complete */
+    int done; /* set by NNG's thread (release), taken by the loop (acquire): the result is complete
+               */
     td_loop_fn fn;
     void *arg;
 };
@@ -24,7 +28,8 @@ struct link_op {
 /* The op must not move in memory until fini. */
 td_err link_op_init(struct link_op *op, struct td_loop *loop, const char *name, td_loop_fn fn,
                     void *arg) TD_MUST_CHECK;
-/* Stops the operation, waits for NNG's callback, frees. `fn` does not run any more. Safe on zeroed and in fn itself. */
+/* Stops the operation, waits for NNG's callback, frees. `fn` does not run any more. Safe on zeroed
+ * and in fn itself. */
 void link_op_fini(struct link_op *op);
 /* Stops without freeing, so that several can be stopped before their stream is closed. */
 void link_op_stop(struct link_op *op);

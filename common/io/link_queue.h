@@ -4,9 +4,11 @@
  *
  * Lane SMALL carries messages of one frame, lane BIG those that must be cut. SMALL goes first, but
  * BIG gets at least one frame in TD_LINK_BIG_EVERY, and may fill three quarters of the window only.
- * A small message whose key equals that of a message still waiting in BIG goes to BIG as well, so
- * that it cannot overtake. Not: bytes on the wire, time. Owner: link_session.c. Bounds:
- * queue_bytes, queue_msgs, window_*. Failure: TD_ERR_FULL, TD_ERR_NO_MEMORY from push only. */
+ * Order within a key: a small message whose key equals that of a message still waiting in BIG goes
+ * to BIG as well; and a message in BIG waits for the small ones that were accepted before it.
+ * Not: bytes on the wire, time.
+ * Owner: link_session.c. Bounds: queue_bytes, queue_msgs, window_*.
+ * Failure: TD_ERR_FULL, TD_ERR_NO_MEMORY from push only. */
 #ifndef TD_IO_LINK_QUEUE_H
 #define TD_IO_LINK_QUEUE_H
 

@@ -4,22 +4,23 @@
  * What: takes connections (opened, bytes, closed), messages to send and time; gives back actions:
  * dial, write these bytes, close, session up, message, session lost, refused. The production shell
  * (link_nng.h) and the simulator drive the same object, for routers (which dial targets) and for
- * nodes (which accept). Promises: messages of one session arrive once, in the order of sending
- * within a key, over any number of connection resets shorter than T_dead; otherwise both ends see
- * LOST. Both ends prove the cluster secret; every later frame carries an HMAC over a per-connection
- * counter, so nothing can be forged, replayed, cut or reordered unseen. Not: sockets, threads,
- * clocks, randomness (nonces and the jitter seed are handed in), protobuf.
+ * nodes (which accept).
+ * Promises: messages of one session arrive once, in the order of sending within a key, over any
+ * number of connection resets shorter than T_dead; otherwise both ends see LOST. Both ends prove
+ * the cluster secret; every later frame carries an HMAC over a per-connection counter, so nothing
+ * can be forged, replayed, cut or reordered unseen.
+ * Not: sockets, threads, clocks, randomness (nonces and the jitter seed are handed in), protobuf.
  *
- *     td_link_conn_bytes(l, now, conn, data, len);          // any input, then:
- *     while (td_link_next(l, now, &a)) { carry out a }      // what `a` points at: valid until the
- * next call arm a timer for td_link_next_deadline(l) -> td_link_tick(l, now)
+ *     td_link_conn_bytes(l, now, conn, data, len);        // any input, then:
+ *     while (td_link_next(l, now, &a)) { carry out a }    // `a` is valid until the next call
+ *     arm a timer for td_link_next_deadline(l), which calls td_link_tick(l, now)
  *
  * Owner: shell or simulator. Thread: its owner's. Inputs may be called while carrying out an action
- * (td_link_send inside MESSAGE is normal); td_link_next and td_link_conn_bytes may not. Bounds:
- * TD_LINK_MAX_* and struct td_link_params; memory is taken at creation; send queues and reassembly
- * buffers grow (keeping what they grew to) up to queue_bytes and max_message. Failure: a bad
- * connection is closed, a session that breaks the protocol is lost; never an abort on peer input.
- * The bytes on the wire: docs/wire.md.
+ * (td_link_send inside MESSAGE is normal); td_link_next and td_link_conn_bytes may not.
+ * Bounds: TD_LINK_MAX_* and struct td_link_params. Memory is taken at creation, and by a slot's
+ * first use; send queues and reassembly buffers grow up to queue_bytes and max_message.
+ * Failure: a bad connection is closed, a session that breaks the protocol is lost; never an abort
+ * on peer input. The bytes on the wire: docs/wire.md.
  */
 #ifndef TD_IO_LINK_SESSION_H
 #define TD_IO_LINK_SESSION_H
@@ -30,12 +31,11 @@
 
 #include "common/base/err.h"
 
-#define TD_LINK_VERSION_MIN 1
-#define TD_LINK_VERSION_MAX 1
-#define TD_LINK_FRAME_PAYLOAD                                                                      \
-    65536u /* bigger messages are cut, and interleaved with small ones                             \
-            */
-#define TD_LINK_MAX_FRAME   (66u * 1024) /* after the length field; checked before a byte is kept */
+#define TD_LINK_VERSION_MIN   1
+#define TD_LINK_VERSION_MAX   1
+#define TD_LINK_FRAME_PAYLOAD 65536u /* bigger messages are cut, and interleaved with small ones */
+/* After the length field; checked before a byte is kept. */
+#define TD_LINK_MAX_FRAME   (66u * 1024)
 #define TD_LINK_MAX_MESSAGE (16u << 20)
 #define TD_LINK_MAX_INFO    60000u
 #define TD_LINK_MAX_NAME    128
@@ -48,8 +48,8 @@
 
 /* Unscaled times; params.time_scale multiplies all of them. */
 #define TD_LINK_T_BEAT_US 5000000 /* send something at least this often */
-#define TD_LINK_T_DEAD_US                                                                          \
-    10000000 /* silence that kills, and how long a session waits for a new connection */
+/* Silence that kills, and how long a session waits for a new connection. */
+#define TD_LINK_T_DEAD_US      10000000
 #define TD_LINK_T_HANDSHAKE_US 3000000
 #define TD_LINK_T_LINGER_US    1000000 /* for the last bytes of a refused connection */
 #define TD_LINK_T_ACK_US       20000

@@ -2,13 +2,15 @@
  * threads.
  *
  * What: a thin shell over libevent. One loop, one thread: every callback runs on the thread that
- * calls td_loop_run(). Not: a protocol, a buffer, a thread pool. HTTP pieces that live in common/io
- * reach libevent by td_loop_event_base(). Owner: main(). Thread: everything is the loop thread's,
- * except what is marked TD_ANY. Rules for callbacks: no blocking call, nothing over 1 ms. A
- * callback that took longer than TD_LOOP_STALL_US is counted and logged with the name of its
- * source. Any object may be destroyed inside any callback, its own included; after destroy its
- * callback never runs. Bounds: TD_LOOP_MAX_TIMERS, TD_LOOP_MAX_POSTS. Failure: creation fails with
- * an error; nothing fails later.
+ * calls td_loop_run().
+ * Not: a protocol, a buffer, a thread pool. HTTP pieces that live in common/io reach libevent by
+ * td_loop_event_base().
+ * Owner: main(). Thread: everything is the loop thread's, except what is marked TD_ANY.
+ * Rules for callbacks: no blocking call, nothing over 1 ms. A callback that took longer than
+ * TD_LOOP_STALL_US is counted and logged with the name of its source. Any object may be destroyed
+ * inside any callback, its own included; after destroy its callback never runs.
+ * Bounds: TD_LOOP_MAX_TIMERS, TD_LOOP_MAX_POSTS.
+ * Failure: creation fails with an error; nothing fails later.
  */
 #ifndef TD_IO_LOOP_H
 #define TD_IO_LOOP_H
@@ -76,9 +78,9 @@ struct td_signal;
 td_err td_signal_create(struct td_loop *l, int signo, td_loop_fn fn, void *arg,
                         struct td_signal **out_signal) TD_MUST_CHECK;
 struct td_signal *td_signal_destroy(struct td_signal *s);
-/* Holds SIGTERM and SIGINT back (they stay pending) in this thread and all it creates from now on. main() holds them from
- * its first line, lets them through while the loop runs, and holds them again on the way out, so that neither a slow start
- * nor a second signal cuts a clean end short. */
+/* Holds SIGTERM and SIGINT back (they stay pending) in this thread and all it creates from now on.
+ * main() holds them from its first line, lets them through while the loop runs, and holds them
+ * again on the way out, so that neither a slow start nor a second signal cuts a clean end short. */
 void td_signals_hold(void);
 void td_signals_let_through(void);
 

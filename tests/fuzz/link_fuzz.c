@@ -1,5 +1,6 @@
-/* Bytes of a stranger on the control port, and of a false node to a router that dialed it. The first byte chooses the side
- * and how the rest is cut. Nobody who cannot prove the secret may bring a session up. */
+/* Bytes of a stranger on the control port, and of a false node to a router that dialed it. The
+ * first byte chooses the side and how the rest is cut. Nobody who cannot prove the secret may bring
+ * a session up. */
 #include <stdlib.h>
 #include <string.h>
 

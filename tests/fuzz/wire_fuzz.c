@@ -1,5 +1,5 @@
-/* Encoded messages and identities of a peer. The first byte chooses what the rest is taken for. What decodes must encode,
- * and decode to the same bytes again. */
+/* Encoded messages and identities of a peer. The first byte chooses what the rest is taken for.
+ * What decodes must encode, and decode to the same bytes again. */
 #include <stdlib.h>
 #include <string.h>
 

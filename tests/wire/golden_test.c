@@ -1,6 +1,6 @@
-/* golden_test.c - the committed encodings of tests/wire/golden against the code: they decode to the samples, the samples
- * encode to them, byte for byte. `golden_test --write DIR` makes the files anew: only for a new message, never to make a
- * change of an old one pass (proto/README.md). */
+/* golden_test.c - the committed encodings of tests/wire/golden against the code: they decode to the
+ * samples, the samples encode to them, byte for byte. `golden_test --write DIR` makes the files
+ * anew: only for a new message, never to make a change of an old one pass (proto/README.md). */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

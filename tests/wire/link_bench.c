@@ -1,5 +1,6 @@
-/* link_bench.c - what the control link costs: frames and bytes a second through the pure session alone (both ends in one
- * thread, no sockets) and through NNG over loopback; memory of an idle session.
+/* link_bench.c - what the control link costs: frames and bytes a second through the pure session
+ * alone (both ends in one thread, no sockets) and through NNG over loopback; memory of an idle
+ * session.
  *
  *   link_bench [seconds]
  */

@@ -1,6 +1,6 @@
-/* samples.h - one example of every message of the wire, with every field set to something telling. The golden files beside
- * this one are their encodings; docs/wire.md quotes some of them. Static data, shared by the golden test and by tests of
- * bounds. */
+/* samples.h - one example of every message of the wire, with every field set to something telling.
+ * The golden files beside this one are their encodings; docs/wire.md quotes some of them. Static
+ * data, shared by the golden test and by tests of bounds. */
 #ifndef TD_TESTS_WIRE_SAMPLES_H
 #define TD_TESTS_WIRE_SAMPLES_H
 

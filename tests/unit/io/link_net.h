@@ -72,7 +72,8 @@ void net_reset_all(struct net *n);
 void net_note(struct net *n, int end, const struct td_link_action *a);
 /* Carries out what this end wants now. */
 void net_drain(struct net *n, int end);
-/* Time moves to the next thing that happens (at most to `until`), and it happens. False: nothing before. */
+/* Time moves to the next thing that happens (at most to `until`), and it happens. False: nothing
+ * before. */
 bool net_step(struct net *n, int64_t until);
 void net_run(struct net *n, int64_t us);
 struct td_link_key net_key(const char *id, const char *secret);

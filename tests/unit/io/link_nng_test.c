@@ -20,7 +20,8 @@
 #include "common/base/mem.h"
 #include "common/io/link_frame.h"
 
-/* All ends live in one loop; whatever is waited for must happen within GIVE_UP_US, however slow the machine. */
+/* All ends live in one loop; whatever is waited for must happen within GIVE_UP_US, however slow the
+ * machine. */
 #define GIVE_UP_US 60000000
 #define TIME_SCALE 0.2
 #define ENDS       3

@@ -137,7 +137,8 @@ static void a_full_queue_refuses_and_keeps_what_it_has(void **state)
     assert_int_equal(link_queue_bytes(q), 4000);
 }
 
-/* Random traffic against a plain model: per key order and content survive, whatever is big or small. */
+/* Random traffic against a plain model: per key order and content survive, whatever is big or
+ * small. */
 static void order_within_a_key_holds_for_any_mix(void **state)
 {
     struct link_queue *q = *state;

@@ -52,8 +52,8 @@ static void reset_storm(uint64_t seed, unsigned resets, unsigned *out_resumes)
             net_send_one(&n, 0, n.ends[0].session, &t[0]);
             net_send_one(&n, 1, n.ends[1].session, &t[1]);
         }
-        /* A connection that is reset while it shakes hands is dialed again only after a backoff: now and then wait for
-         * that, else most resets would find nothing to reset. */
+        /* A connection that is reset while it shakes hands is dialed again only after a backoff:
+         * now and then wait for that, else most resets would find nothing to reset. */
         net_run(&n, (int64_t)td_rng_below(&n.rng, td_rng_below(&n.rng, 2) == 0 ? 4000 : 600000));
         net_reset_all(&n);
     }

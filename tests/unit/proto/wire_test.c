@@ -430,7 +430,8 @@ static void one_corrupt_byte_never_crashes_and_what_decodes_encodes(void **state
 
 static void unknown_fields_are_ignored_wherever_they_stand(void **state)
 {
-    /* cancel { id { 2: 77, field 900: 5 } reason { 1: sint -15, field 901: "xy" } field 902: 1 } field 903: 1 */
+    /* cancel { id { 2: 77, field 900: 5 } reason { 1: sint -15, field 901: "xy" } field 902: 1 }
+     * field 903: 1 */
     static const uint8_t bytes[] = {0x1a, 0x15, 0x0a, 0x05, 0x10, 77,   0xa0, 0x38,
                                     5,    0x12, 0x07, 0x08, 29,   0xaa, 0x38, 2,
                                     'x',  'y',  0xb0, 0x38, 1,    0xb8, 0x38, 1};
