@@ -282,10 +282,11 @@ TD_ON(td_xfer) static bool pump(struct td_xfer *x, int64_t now)
     return busy;
 }
 
-static int sleep_ms(const struct td_xfer *x, int64_t now)
+TD_ON(td_xfer) static int sleep_ms(const struct td_xfer *x, int64_t now)
 {
     int64_t ms = XF_IDLE_MS;
-    if (x->backlog != NULL || (x->gated > 0 && x->engine->ops->layer_fd(x->engine) < 0)) {
+    if (x->backlog != NULL || td__xf_backlogged(x) ||
+        (x->gated > 0 && x->engine->ops->layer_fd(x->engine) < 0)) {
         return XF_BUSY_MS;
     }
     if (x->wake_us != TD_NEVER) {

@@ -25,10 +25,13 @@
 
 #define XF_RING_COMMANDS 8192
 #define XF_RING_EVENTS   1024
-#define XF_MAX_BACKLOG   8192        /* events beyond the ring: above it nothing is received */
-#define XF_MAX_MSG_BYTES (64u << 20) /* of received messages the loop has not taken: likewise */
-#define XF_WINDOW        4           /* slice messages in flight to one peer */
-#define XF_MAX_RECVS     1024        /* slices on their way into blocks */
+#define XF_MAX_BACKLOG   8192 /* events beyond the ring: above it nothing is received */
+#define XF_MAX_MSG_BYTES                                                                           \
+    (64u << 20) /* of received messages the loop has not taken: likewise; twice that is the end */
+#define XF_MAX_SENDS                                                                               \
+    4 /* messages in flight to one peer: a long one ends when the receiver has fetched it */
+#define XF_WINDOW        4       /* slice messages in flight to one peer */
+#define XF_MAX_RECVS     1024    /* slices on their way into blocks */
 #define XF_FENCE_US      3000000 /* receives of a land that ends: then their connection is closed */
 #define XF_BYE_US        200000  /* a goodbye may take this long before the connection is closed */
 #define XF_MAX_STRANGERS 64      /* being told goodbye; more of them are not answered */
@@ -157,6 +160,7 @@ struct xf_peer {
     uint32_t n_recvs;
     struct xf_push *pushes; /* in order of submission */
     struct xf_send *sends, **sends_tail;
+    uint32_t n_sends; /* in flight */
     struct xf_in *in, **in_tail;
     struct xf_slot slots[XF_WINDOW];
     uint64_t next_post_no;

@@ -343,6 +343,17 @@ static void fetch_msg(struct xf_peer *p, struct xf_msg *m, void *data)
     }
 }
 
+/* A peer of ours has few messages in flight; one that sends more than we can hold is cut off. */
+static void flooded(struct xf_peer *p, struct xf_msg *m, size_t len)
+{
+    TD_LOG(WARN, "too many messages wait, closing the connection", "peer=%016" PRIx64 " max=%u",
+           p->epoch, 2 * XF_MAX_MSG_BYTES);
+    td__xf_count(&p->x->stats.refused, 1);
+    m->n_bytes = len;
+    msg_free(p->x, m);
+    p->failed = true;
+}
+
 static ucs_status_t on_msg(void *arg, const void *header, size_t header_len, void *data, size_t len,
                            const ucp_am_recv_param_t *param)
 {
@@ -361,11 +372,14 @@ static ucs_status_t on_msg(void *arg, const void *header, size_t header_len, voi
         td__xf_count(p == NULL ? &x->stats.dropped : &x->stats.refused, 1);
         return UCS_OK;
     }
+    if (__atomic_add_fetch(&x->msg_bytes, len, __ATOMIC_RELAXED) > 2ull * XF_MAX_MSG_BYTES) {
+        flooded(p, m, len);
+        return UCS_OK;
+    }
     memset(m, 0, sizeof *m);
     m->in.is_msg = true;
     m->peer = p;
     m->n_bytes = len;
-    (void)__atomic_add_fetch(&x->msg_bytes, len, __ATOMIC_RELAXED);
     td__xf_peer_in_add(p, &m->in);
     if ((param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0) {
         fetch_msg(p, m, data);

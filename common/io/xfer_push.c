@@ -375,6 +375,7 @@ static void on_sent(void *request, ucs_status_t status, void *arg)
     struct xf_send *s = arg;
     td_assert_on(td_xfer);
     s->peer->n_requests--;
+    s->peer->n_sends--;
     s->peer->x->inflight--;
     send_done(s, status);
     ucp_request_free(request);
@@ -395,6 +396,7 @@ static void send_now(struct xf_peer *p, struct xf_send *s)
                                          s->cmd.c.bytes, s->cmd.c.n_bytes, &param);
     if (UCS_PTR_IS_PTR(r)) {
         p->n_requests++;
+        p->n_sends++;
         p->x->inflight++;
     } else {
         send_done(s, UCS_PTR_STATUS(r));
@@ -429,7 +431,7 @@ static bool send_pump(struct xf_peer *p, int64_t now)
         }
         s->stage = XF_SEND_FLUSH;
     }
-    if (p->flushing || p->failed) {
+    if (p->flushing || p->failed || p->n_sends == XF_MAX_SENDS) {
         return false;
     }
     if (now < s->due_us) {

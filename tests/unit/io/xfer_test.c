@@ -1,9 +1,11 @@
 #include <dirent.h>
 #include <malloc.h>
+#include <poll.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/base/clock.h"
 #include "common/base/fault.h"
 #include "common/base/mem.h"
 #include "common/io/xfer_int.h"
@@ -500,6 +502,108 @@ static void a_delayed_record_waits_and_other_messages_do_not(void **state)
     pair_down(&t);
 }
 
+/* The receiving loop takes nothing: its memory must not grow without bound, and nothing may be lost. */
+static void a_loop_that_does_not_poll_is_waited_for(void **state)
+{
+    enum { MESSAGES = 60, BYTES = 4 << 20 };
+    struct pair t;
+    struct td_xfer_event ev;
+    uint8_t *text = calloc(1, BYTES);
+    uint32_t got = 0;
+    uint64_t waiting = 0;
+    assert_non_null(text);
+    pair_up(&t, state, &small);
+    for (uint8_t i = 0; i < MESSAGES; i++) {
+        text[0] = i;
+        rig_send(&t.d, P_EPOCH, text, BYTES);
+    }
+    /* Full when two looks in a row find the same. */
+    for (uint64_t before = UINT64_MAX; waiting == 0 || waiting != before;) {
+        struct pollfd none = {.fd = -1};
+        before = waiting;
+        (void)poll(&none, 1, 300);
+        waiting = __atomic_load_n(&t.p.x->msg_bytes, __ATOMIC_RELAXED);
+    }
+    assert_true(waiting < (uint64_t)MESSAGES * BYTES);
+    assert_true(waiting <= XF_MAX_MSG_BYTES + 8ull * BYTES); /* what one turn may add */
+    int64_t until = td_now_us() + RIG_LIMIT_US;
+    while (got < MESSAGES && td_now_us() < until) {
+        if (td_xfer_poll(t.p.x, &ev) && ev.type == TD_XFER_MSG) {
+            assert_int_equal(ev.n_bytes, BYTES);
+            assert_int_equal(ev.bytes[0], got);
+            got++;
+        }
+    }
+    assert_int_equal(got, MESSAGES);
+    free(text);
+    pair_down(&t);
+}
+
+static void a_full_command_ring_refuses_and_loses_nothing(void **state)
+{
+    struct pair t;
+    uint32_t sent = 0;
+    uint32_t got = 0;
+    struct td_xfer_event ev;
+    td_err e;
+    pair_up(&t, state, &small);
+    do { /* each is answered by an event; nobody takes them, so that the thread stops taking commands */
+        struct td_xfer_cmd c = {.type = TD_XFER_UNLAND, .land = sent + 1};
+        e = td_xfer_submit(t.d.x, &c);
+        sent += e == TD_OK;
+        assert_true(sent < 4 * (XF_RING_COMMANDS + XF_RING_EVENTS + XF_MAX_BACKLOG));
+    } while (e == TD_OK);
+    assert_int_equal(e, TD_ERR_FULL);
+    int64_t until = td_now_us() + RIG_LIMIT_US;
+    while (got < sent && td_now_us() < until) {
+        if (td_xfer_poll(t.d.x, &ev)) {
+            assert_int_equal(ev.type, TD_XFER_UNLANDED);
+            assert_int_equal(ev.land, got + 1); /* in order */
+            got++;
+        }
+    }
+    assert_int_equal(got, sent);
+    pair_down(&t);
+}
+
+static void lands_and_pushes_beyond_their_maximum_are_refused(void **state)
+{
+    struct pair t;
+    struct rig_job j;
+    pair_up(&t, state, &small);
+    rig_job_make(&j, 1, 1, &t.p, &t.d, 1);
+    rig_offer(&t.d, &t.p, &j);
+    for (uint64_t i = 2; i <= TD_XFER_MAX_LANDS; i++) {
+        j.land = i;
+        rig_land(&t.d, &j, P_EPOCH);
+    }
+    settle(&t);
+    assert_int_equal(rig_count(&t.d, TD_XFER_LAND_BAD, 0), 0);
+    j.land = TD_XFER_MAX_LANDS + 1;
+    rig_land(&t.d, &j, P_EPOCH);
+    const struct rig_event *e = rig_wait(&t.d, TD_XFER_LAND_BAD, j.land, 0);
+    assert_non_null(e);
+    assert_int_equal(e->ev.err, TD_ERR_FULL);
+    j.land = 5;
+    rig_land(&t.d, &j, P_EPOCH); /* a handle that is in use */
+    e = rig_wait(&t.d, TD_XFER_LAND_BAD, 5, 0);
+    assert_non_null(e);
+    assert_int_equal(e->ev.err, TD_ERR_BAD_REQUEST);
+
+    for (uint64_t i = 0; i < TD_XFER_MAX_PUSHES; i++) {
+        j.push = 100 + i;
+        rig_push(&t.p, &j, D_EPOCH, 0, 1, 0, 1); /* they wait for the engine */
+    }
+    settle(&t);
+    assert_int_equal(rig_count(&t.p, TD_XFER_PUSHED, 0), 0);
+    j.push = 100 + TD_XFER_MAX_PUSHES;
+    rig_push(&t.p, &j, D_EPOCH, 0, 1, 0, 1);
+    e = rig_wait(&t.p, TD_XFER_PUSHED, j.push, 0);
+    assert_non_null(e);
+    assert_int_equal(e->ev.err, TD_ERR_FULL);
+    pair_down(&t);
+}
+
 static void close_fences_and_the_other_side_hears_of_it(void **state)
 {
     struct pair t;
@@ -768,6 +872,11 @@ int main(void)
         OVER(at_end_nothing_leaves_before_the_last_layer),
         OVER(a_slow_link_delays_its_slices_and_not_other_peers),
         OVER(a_delayed_record_waits_and_other_messages_do_not),
+        OVER(a_loop_that_does_not_poll_is_waited_for),
+        cmocka_unit_test_prestate(a_full_command_ring_refuses_and_loses_nothing,
+                                  (void *)(uintptr_t) "sm"),
+        cmocka_unit_test_prestate(lands_and_pushes_beyond_their_maximum_are_refused,
+                                  (void *)(uintptr_t) "sm"),
         OVER(close_fences_and_the_other_side_hears_of_it),
         OVER(a_closed_peer_can_be_dialed_again),
         OVER(dialing_twice_is_dialing_once),
