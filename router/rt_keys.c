@@ -45,6 +45,17 @@ static bool parse_number(const char *text, double min, double max, double *out)
     return end != text && *end == 0 && v >= min && v <= max;
 }
 
+static bool parse_whole(const char *text, double min, double max, double *out)
+{
+    return parse_number(text, min, max, out) && *out == (double)(int64_t)*out;
+}
+
+/* What a bucket of this rate holds at most: a rate below one a second still admits one. */
+static double burst_of(double requests_per_s)
+{
+    return requests_per_s < 1 ? 1 : requests_per_s;
+}
+
 static const char *parse_fields(char *fields[7], struct rt_key *k)
 {
     double prio = 0, concurrent = 0;
@@ -54,19 +65,19 @@ static const char *parse_fields(char *fields[7], struct rt_key *k)
     if (!parse_hex(fields[1], k->sha256)) {
         return "the second field must be the key's SHA-256 in hex";
     }
-    if (!parse_number(fields[3], -1000, 1000, &prio)) {
-        return "priority ceiling must be -1000 to 1000";
+    if (!parse_whole(fields[3], -1000, 1000, &prio)) {
+        return "priority ceiling must be a whole number, -1000 to 1000";
     }
     if (!parse_number(fields[4], 0, 1e6, &k->requests_per_s) ||
-        !parse_number(fields[5], 0, 1e6, &concurrent) ||
+        !parse_whole(fields[5], 0, 1e6, &concurrent) ||
         !parse_number(fields[6], 0, 1e12, &k->tokens_per_min)) {
-        return "limits must be numbers, 0 for none";
+        return "limits must be numbers (concurrent a whole one), 0 for none";
     }
     (void)snprintf(k->id, sizeof k->id, "%s", fields[0]);
     (void)snprintf(k->tenant, sizeof k->tenant, "%s", fields[2]);
     k->priority_ceiling = (int32_t)prio;
     k->max_concurrent = (uint32_t)concurrent;
-    k->request_tokens = k->requests_per_s;
+    k->request_tokens = burst_of(k->requests_per_s);
     k->token_tokens = k->tokens_per_min;
     return NULL;
 }
@@ -104,17 +115,19 @@ static td_err parse_all(char *text, struct rt_keys *keys)
             *save++ = 0;
         }
         number++;
-        if (keys->n == RT_KEYS_MAX) {
-            TD_LOG(ERROR, "too many API keys", "max=%d", RT_KEYS_MAX);
-            return TD_ERR_CONFIG;
-        }
+        struct rt_key key = {0};
         bool used = false;
-        const char *why = parse_line(line, &keys->keys[keys->n], &used);
+        const char *why = parse_line(line, &key, &used);
+        if (why == NULL && used && keys->n == RT_KEYS_MAX) {
+            why = "more keys than this version holds";
+        }
         if (why != NULL) {
             TD_LOG(ERROR, "API key file is wrong", "line=%u why=\"%s\"", number, why);
             return TD_ERR_CONFIG;
         }
-        keys->n += used ? 1 : 0;
+        if (used) {
+            keys->keys[keys->n++] = key;
+        }
     }
     return TD_OK;
 }
@@ -217,7 +230,7 @@ td_err rt_keys_check(struct rt_keys *k, const char *authorization, struct rt_key
 static void refill(struct rt_key *key, int64_t now_us)
 {
     double s = key->refilled_us != 0 ? (double)(now_us - key->refilled_us) * 1e-6 : 0;
-    double burst = key->requests_per_s < 1 ? 1 : key->requests_per_s;
+    double burst = burst_of(key->requests_per_s);
     key->refilled_us = now_us;
     key->request_tokens += s * key->requests_per_s;
     key->request_tokens = key->request_tokens > burst ? burst : key->request_tokens;
