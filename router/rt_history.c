@@ -52,13 +52,16 @@ td_err rt_history_json(const struct rt_history_record *r, struct td_buf *out)
     const struct td_wire_stages *s = &r->stages;
     TD_TRY(td_buf_puts(out, "{\"request_id\":"));
     TD_TRY(td_buf_json_string(out, r->request_id, strlen(r->request_id)));
-    TD_TRY(td_buf_printf(
-        out,
-        ",\"prefill\":\"%s\",\"decode\":\"%s\",\"code\":\"%s\",\"finish\":\"%s\",\"attempts\":%u,"
-        "\"prompt_tokens\":%u,\"output_tokens\":%u,\"router_queue_us\":%" PRId64
-        ",\"ttft_us\":%" PRId64 ",\"tpot_us\":%" PRId64 ",\"total_us\":%" PRId64,
-        r->prefill, r->decode, td_err_code(r->err), rt_finish_name(r->finish), r->attempts,
-        r->n_prompt, r->n_output, r->queue_us, r->ttft_us, r->tpot_us, r->total_us));
+    TD_TRY(td_buf_puts(out, ",\"prefill\":"));
+    TD_TRY(td_buf_json_string(out, r->prefill, strlen(r->prefill)));
+    TD_TRY(td_buf_puts(out, ",\"decode\":"));
+    TD_TRY(td_buf_json_string(out, r->decode, strlen(r->decode)));
+    TD_TRY(td_buf_printf(out,
+                         ",\"code\":\"%s\",\"finish\":\"%s\",\"attempts\":%u,"
+                         "\"prompt_tokens\":%u,\"output_tokens\":%u,\"router_queue_us\":%" PRId64
+                         ",\"ttft_us\":%" PRId64 ",\"tpot_us\":%" PRId64 ",\"total_us\":%" PRId64,
+                         td_err_code(r->err), rt_finish_name(r->finish), r->attempts, r->n_prompt,
+                         r->n_output, r->queue_us, r->ttft_us, r->tpot_us, r->total_us));
     return td_buf_printf(out,
                          ",\"prefill_queue_us\":%" PRIu64 ",\"prefill_us\":%" PRIu64
                          ",\"transfer_us\":%" PRIu64 ",\"transfer_exposed_us\":%" PRIu64
