@@ -360,6 +360,7 @@ static void on_end(struct rt_core *c, uint64_t node, const struct td_wire_end *m
     const char *transport = known_transport(m->stages.transport);
     e->stages.transport = transport != NULL ? transport : e->stages.transport;
     bool from_d = node == e->d_epoch;
+    uint64_t p_epoch = e->p_epoch;
     rt__released(c, e, node);
     if (e->phase == RT_CLOSING) {
         if (from_d) {
@@ -369,7 +370,10 @@ static void on_end(struct rt_core *c, uint64_t node, const struct td_wire_end *m
         return;
     }
     if (m->err != TD_OK) {
-        rt__attempt_failed(c, e, m->err, node, m->text);
+        /* Decode tells, prefill or the way from it is to blame: do not try that one again first. */
+        bool blames_p = from_d && (td_err_is_peer(m->err) || m->err == TD_ERR_STALLED ||
+                                   m->err == TD_ERR_LEASE || m->err == TD_ERR_KV_MISMATCH);
+        rt__attempt_failed(c, e, m->err, blames_p ? p_epoch : node, m->text);
     } else if (from_d) {
         TD_LOG(ERROR, "decode node ended early", "req=%s tokens=%u", e->request_id, e->n_output);
         rt__attempt_failed(c, e, TD_ERR_SEQ_FAILED, node,
