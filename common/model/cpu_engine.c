@@ -494,20 +494,31 @@ static const struct tk_ops *ops_of(enum td_cpu_isa isa)
     return NULL;
 }
 
+static bool in_range(uint32_t v, uint32_t max)
+{
+    return v >= 1 && v <= max;
+}
+
 static td_err check_params(const struct td_cpu_engine_params *p, const struct tk_ops *ops)
 {
-    const char *n = p->numerics;
-    const char *bad = n == NULL || (strcmp(n, "int8") != 0 && strcmp(n, "f32") != 0) ? "numerics"
-                      : ops == NULL                                                  ? "isa"
-                      : p->n_threads == 0 || p->n_threads > TD_TEAM_MAX              ? "n_threads"
-                      : p->n_blocks == 0                                             ? "n_blocks"
-                      : p->max_rows == 0 || p->max_rows > MAX_ROWS                   ? "max_rows"
-                      : p->max_tokens == 0 || p->max_tokens > MAX_TOKENS             ? "max_tokens"
-                      : p->max_slots > MAX_ROWS                                      ? "max_slots"
-                                                                                     : NULL;
-    if (bad != NULL) {
-        TD_LOG(ERROR, "cpu engine refuses a parameter", "name=%s", bad);
-        return TD_ERR_CONFIG;
+    const struct {
+        const char *name;
+        bool ok;
+    } checks[] = {
+        {"numerics", p->numerics != NULL &&
+                         (strcmp(p->numerics, "int8") == 0 || strcmp(p->numerics, "f32") == 0)},
+        {"isa", ops != NULL},
+        {"n_threads", in_range(p->n_threads, TD_TEAM_MAX)},
+        {"n_blocks", p->n_blocks > 0},
+        {"max_rows", in_range(p->max_rows, MAX_ROWS)},
+        {"max_tokens", in_range(p->max_tokens, MAX_TOKENS)},
+        {"max_slots", p->max_slots <= MAX_ROWS},
+    };
+    for (size_t i = 0; i < TD_COUNT(checks); i++) {
+        if (!checks[i].ok) {
+            TD_LOG(ERROR, "cpu engine refuses a parameter", "name=%s", checks[i].name);
+            return TD_ERR_CONFIG;
+        }
     }
     return TD_OK;
 }

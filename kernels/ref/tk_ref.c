@@ -43,10 +43,17 @@ static struct ints dot_block(const int32_t *w, const int8_t *q)
     return s;
 }
 
+/* The digit rows of a panel in one block. */
+struct rows {
+    const int8_t *q;
+    const struct tk_qblk *b;
+    uint32_t n;
+    bool wide;
+};
+
 /* One block of one column for the rows of a panel. */
 static void block_column(const struct tk__layout *l, const uint8_t *tile, uint32_t c,
-                         const int8_t *q, const struct tk_qblk *qb, uint32_t rows, bool wide,
-                         float *acc)
+                         const struct rows *in, float *acc)
 {
     int32_t w[TK_QK];
     float d = scale_of(l, tile, 0, c);
@@ -54,21 +61,21 @@ static void block_column(const struct tk__layout *l, const uint8_t *tile, uint32
     for (uint32_t i = 0; i < TK_QK; i++) {
         w[i] = stored_q(l, tile, c, i) - l->offset;
     }
-    for (uint32_t r = 0; r < rows; r += wide ? 2 : 1) {
-        struct ints s = dot_block(w, q + r * TK_QK);
-        float *a = &acc[(wide ? r / 2 : r) * TK_LANES];
-        if (wide) {
-            struct ints low = dot_block(w, q + (r + 1) * TK_QK);
+    for (uint32_t r = 0; r < in->n; r += in->wide ? 2 : 1) {
+        struct ints s = dot_block(w, in->q + r * TK_QK);
+        float *a = &acc[(in->wide ? r / 2 : r) * TK_LANES];
+        if (in->wide) {
+            struct ints low = dot_block(w, in->q + (r + 1) * TK_QK);
             s.low = 256 * s.low + low.low;
             s.high = 256 * s.high + low.high;
         }
         if (l->has_halves) {
-            *a = fmaf((float)s.low, d * qb[r].d, *a);
-            *a = fmaf((float)s.high, second * qb[r].d, *a);
+            *a = fmaf((float)s.low, d * in->b[r].d, *a);
+            *a = fmaf((float)s.high, second * in->b[r].d, *a);
         } else {
-            *a = fmaf((float)(s.low + s.high), d * qb[r].d, *a);
+            *a = fmaf((float)(s.low + s.high), d * in->b[r].d, *a);
             if (l->has_min) {
-                *a = fmaf(second, qb[r].s, *a);
+                *a = fmaf(second, in->b[r].s, *a);
             }
         }
     }
@@ -98,8 +105,8 @@ static void panel_tile(const struct tk_gemm *g, uint32_t t, uint32_t row, uint32
                                  rows, acc + c);
             } else {
                 size_t at = ((size_t)panel * kb + b) * TK_PANEL;
-                block_column(l, tile, c, g->a->q + at * TK_QK, g->a->b + at, rows, g->wide,
-                             acc + c);
+                struct rows in = {g->a->q + at * TK_QK, g->a->b + at, rows, g->wide};
+                block_column(l, tile, c, &in, acc + c);
             }
         }
     }

@@ -72,17 +72,24 @@ TK__INLINE __m256 scale(enum tk_kind kind, const uint8_t *tile, int which, int h
     return _mm256_loadu_ps((const float *)(const void *)(p + 64 * which + 32 * h));
 }
 
+/* One block of one column group and the digit rows of a panel. */
+struct operands {
+    const uint8_t *tile;
+    const int8_t *q;
+    const struct tk_qblk *b;
+};
+
 /* sum[r] = integer sums of k-quads [j0, j1) of half h. */
-TK__INLINE void sums(enum tk_kind kind, int R, const uint8_t *tile, const int8_t *q, int h, int j0,
-                     int j1, __m256i *sum)
+TK__INLINE void sums(enum tk_kind kind, int R, const struct operands *o, int h, int j0, int j1,
+                     __m256i *sum)
 {
     for (int r = 0; r < R; r++) {
         sum[r] = _mm256_setzero_si256();
     }
     for (int j = j0; j < j1; j++) {
-        __m256i w = weights(kind, tile, j, h);
+        __m256i w = weights(kind, o->tile, j, h);
         for (int r = 0; r < R; r++) {
-            sum[r] = _mm256_add_epi32(sum[r], dot4(kind, w, quad_of(q + r * TK_QK, j)));
+            sum[r] = _mm256_add_epi32(sum[r], dot4(kind, w, quad_of(o->q + r * TK_QK, j)));
         }
     }
 }
@@ -100,30 +107,30 @@ TK__INLINE void join_digits(bool wide, __m256i *sum)
     }
 }
 
-TK__INLINE void block(enum tk_kind kind, int R, bool wide, const uint8_t *tile, const int8_t *q,
-                      const struct tk_qblk *b, int h, __m256 *acc)
+TK__INLINE void block(enum tk_kind kind, int R, bool wide, const struct operands *o, int h,
+                      __m256 *acc)
 {
     __m256i sum[MAX_ROWS];
     int rows = wide ? R / 2 : R;
     if (kind == TK_Q8_HALVES) {
         for (int half = 0; half < 2; half++) {
-            sums(kind, R, tile, q, h, 4 * half, 4 * half + 4, sum);
+            sums(kind, R, o, h, 4 * half, 4 * half + 4, sum);
             join_digits(wide, sum);
             for (int r = 0; r < rows; r++) {
-                acc[r] = scaled(acc[r], sum[r], scale(kind, tile, half, h), b[r].d);
+                acc[r] = scaled(acc[r], sum[r], scale(kind, o->tile, half, h), o->b[r].d);
             }
         }
         return;
     }
-    sums(kind, R, tile, q, h, 0, 8, sum);
+    sums(kind, R, o, h, 0, 8, sum);
     for (int r = 0; r < R && kind == TK_Q4_OFF; r++) {
-        sum[r] = _mm256_sub_epi32(sum[r], _mm256_set1_epi32(8 * b[r].sum));
+        sum[r] = _mm256_sub_epi32(sum[r], _mm256_set1_epi32(8 * o->b[r].sum));
     }
     join_digits(wide, sum);
     for (int r = 0; r < rows; r++) {
-        acc[r] = scaled(acc[r], sum[r], scale(kind, tile, 0, h), b[r].d);
+        acc[r] = scaled(acc[r], sum[r], scale(kind, o->tile, 0, h), o->b[r].d);
         if (kind == TK_Q4_MIN || kind == TK_Q4_MINF || kind == TK_Q8_MINF) {
-            acc[r] = _mm256_fmadd_ps(scale(kind, tile, 1, h), _mm256_set1_ps(b[r].s), acc[r]);
+            acc[r] = _mm256_fmadd_ps(scale(kind, o->tile, 1, h), _mm256_set1_ps(o->b[r].s), acc[r]);
         }
     }
 }
@@ -154,8 +161,9 @@ TK__INLINE void rows(enum tk_kind kind, int R, bool wide, const struct tk_gemm *
         if (R == 1) {
             _mm_prefetch((const char *)tile + 4096, _MM_HINT_T0);
         }
-        block(kind, R, wide, tile, g->a->q + at * TK_QK, g->a->b + at, 0, acc[0]);
-        block(kind, R, wide, tile, g->a->q + at * TK_QK, g->a->b + at, 1, acc[1]);
+        struct operands o = {tile, g->a->q + at * TK_QK, g->a->b + at};
+        block(kind, R, wide, &o, 0, acc[0]);
+        block(kind, R, wide, &o, 1, acc[1]);
     }
     for (int r = 0; r < (wide ? 1 : R); r++) {
         store(g, t, (wide ? row / 2 : row) + (uint32_t)r, 0, acc[0][r]);

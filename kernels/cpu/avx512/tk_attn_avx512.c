@@ -116,9 +116,14 @@ static void softmax(const struct tk_attn *a, uint32_t v)
     a->l[v] = fold16(sum);
 }
 
-/* o[16 DV dims from d0] of NV vectors += weights of tokens [t0, t1) times V. */
+/* Tokens [t0, t1) of a chunk. */
+struct span {
+    uint32_t t0, t1;
+};
+
+/* o[16 DV dims from d0] of NV vectors += weights of a span's tokens times V. */
 TK__INLINE void weigh(const struct tk_attn *a, bool f32, int NV, int DV, uint32_t v0, uint32_t d0,
-                      uint32_t t0, uint32_t t1)
+                      struct span s)
 {
     uint32_t dim = a->head_dim;
     const float *p = a->scratch + (size_t)v0 * TK_CHUNK_TOK;
@@ -129,10 +134,11 @@ TK__INLINE void weigh(const struct tk_attn *a, bool f32, int NV, int DV, uint32_
             acc[v * DV + i] = _mm512_loadu_ps(o + (size_t)v * dim + 16 * i);
         }
     }
-    for (uint32_t t = t0; t < t1;) {
+    for (uint32_t t = s.t0; t < s.t1;) {
         const void *base = a->v[t / TK_BLOCK_TOK];
-        uint32_t end =
-            (t / TK_BLOCK_TOK + 1) * TK_BLOCK_TOK < t1 ? (t / TK_BLOCK_TOK + 1) * TK_BLOCK_TOK : t1;
+        uint32_t end = (t / TK_BLOCK_TOK + 1) * TK_BLOCK_TOK < s.t1
+                           ? (t / TK_BLOCK_TOK + 1) * TK_BLOCK_TOK
+                           : s.t1;
         for (; t < end; t++) {
             __m512 kv[4];
             for (int i = 0; i < DV; i++) {
@@ -161,10 +167,10 @@ TK__INLINE void weigh_dims(const struct tk_attn *a, bool f32, int NV, uint32_t v
         return;
     }
     for (; d + 64 <= a->head_dim; d += 64) {
-        weigh(a, f32, NV, 4, v0, d, t0, t1);
+        weigh(a, f32, NV, 4, v0, d, (struct span){t0, t1});
     }
     for (; d < a->head_dim; d += 16) {
-        weigh(a, f32, NV, 1, v0, d, t0, t1);
+        weigh(a, f32, NV, 1, v0, d, (struct span){t0, t1});
     }
 }
 
