@@ -16,7 +16,9 @@ struct fake_engine {
     struct td_engine base;
     struct td_engine_info info;
     uint8_t *pool;   /* owned [n_blocks][n_layers][slice_bytes] */
-    uint32_t layers; /* atomic: of every ticket */
+    uint32_t layers; /* atomic: of the running step, or of every one */
+    uint64_t
+        running; /* atomic: ticket of the running step; 0: `layers` is what every step has done */
     int fd;
 };
 
@@ -24,6 +26,8 @@ bool fake_engine_init(struct fake_engine *e, uint32_t n_blocks, uint32_t n_layer
                       uint32_t slice_bytes);
 void fake_engine_fini(struct fake_engine *e);
 void fake_engine_set_layers(struct fake_engine *e, uint32_t layers);
+/* Earlier steps are done, later ones not begun. */
+void fake_engine_set_step(struct fake_engine *e, td_ticket running, uint32_t layers);
 /* What slice (block, layer) of sequence `seed` holds; a stamp per slice plus a running pattern. */
 void fake_engine_fill(struct fake_engine *e, uint32_t block, uint32_t layer, uint64_t stamp);
 bool fake_engine_holds(const struct fake_engine *e, uint32_t block, uint32_t layer, uint64_t stamp);
