@@ -22,12 +22,11 @@
     X(CTL_DELAY, "ctl.delay", "sending a control frame waits")                                     \
     X(RT_ADMIT, "rt.admit", "admission refuses as overloaded")                                     \
     X(STEP_PAUSE, "step.pause", "any engine step waits before it runs")                            \
-    X(STEP_LAYER_PAUSE, "step.layer.pause", "a layer waits once its K and V are final")             \
+    X(STEP_LAYER_PAUSE, "step.layer.pause", "a layer waits once its K and V are final")            \
     X(STEP_FAIL, "step.fail", "a row of the step fails")                                           \
     X(XFER_POST_FAIL, "xfer.post.fail", "posting a slice fails")                                   \
     X(XFER_SLICE_DELAY, "xfer.slice.delay", "posting a slice waits")                               \
-    X(XFER_AT_END, "xfer.at.end",                                                                  \
-      "a chunk's slices are posted only when its last layer is done")                      \
+    X(XFER_AT_END, "xfer.at.end", "a chunk's slices are posted only when its last layer is done")  \
     X(XFER_TABLE_DROP, "xfer.table.drop", "the block table is not sent")                           \
     X(XFER_RECORD_DROP, "xfer.record.drop", "the hand-over record is not sent")                    \
     X(XFER_DONE_DELAY, "xfer.done.delay", "a message that follows slices (the record) waits")      \
