@@ -202,9 +202,29 @@ int64_t td_link_next_deadline(const struct td_link *l)
     return n != NULL ? n->at_us : TD_NEVER;
 }
 
+/* We were asleep (a stopped process, a paused machine), not the peers: what they sent meanwhile still waits in our sockets.
+ * Everybody gets the time of one beat to be heard, counted from now. */
+static void forgive_own_sleep(struct td_link *l, int64_t now_us)
+{
+    const struct td_heap_node *n = td_heap_peek(l->timers);
+    if (n == NULL || now_us - n->at_us < l->t_dead / 2) {
+        return;
+    }
+    int64_t heard = now_us - l->t_dead + l->t_beat;
+    for (uint32_t i = 0; i < l->max_sessions; i++) {
+        struct link_session *s = &l->sessions[i];
+        if (s->state == SESSION_DETACHED) {
+            s->lost_at_us = s->lost_at_us > now_us + l->t_beat ? s->lost_at_us : now_us + l->t_beat;
+        } else if (s->state != SESSION_FREE) {
+            s->heard_us = s->heard_us > heard ? s->heard_us : heard;
+        }
+    }
+}
+
 void td_link_tick(struct td_link *l, int64_t now_us)
 {
     struct td_heap_node *n;
+    forgive_own_sleep(l, now_us);
     l->now = now_us;
     while ((n = td_heap_pop_due(l->timers, now_us)) != NULL) {
         struct link_timer *t = td_heap_entry(n, struct link_timer, node);

@@ -155,6 +155,24 @@ static void silence_of_ten_seconds_ends_the_session(void **state)
     net_fini(&n);
 }
 
+static void a_process_that_slept_does_not_take_its_peers_for_dead(void **state)
+{
+    struct net n;
+    (void)state;
+    net_pair(&n, 16);
+    n.now += 74000000; /* the whole machine stood still: nothing moved, all clocks did */
+    for (int end = 0; end < 2; end++) {
+        td_link_tick(n.ends[end].link, n.now);
+        net_drain(&n, end);
+    }
+    net_run(&n, 20000000);
+    assert_int_equal(n.ends[0].losts + n.ends[1].losts, 0);
+    n.cut = true;
+    net_run(&n, 11000000);
+    assert_int_equal(n.ends[0].losts, 1);
+    net_fini(&n);
+}
+
 static void a_restarted_node_ends_the_old_session_at_once(void **state)
 {
     struct net n;
@@ -482,6 +500,7 @@ int main(void)
         T(a_session_is_lost_at_both_ends_after_eleven_seconds),
         T(an_idle_link_stays_up_by_heartbeats),
         T(silence_of_ten_seconds_ends_the_session),
+        T(a_process_that_slept_does_not_take_its_peers_for_dead),
         T(a_restarted_node_ends_the_old_session_at_once),
         T(a_restarted_router_ends_the_old_session_at_once),
         T(a_refused_redial_means_that_the_process_has_ended),
