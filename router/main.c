@@ -22,7 +22,7 @@ struct options {
         max_body;
     double budget_s, pair_wait_s, ping_s, drain_s, time_scale;
     int policy, log_level, log_format;
-    bool resume;
+    bool resume, strict_pairs;
 };
 
 #define OPT(n, t, d, u, lo, hi, ch, cls, h, f)                                                     \
@@ -80,6 +80,8 @@ static const struct td_opt opts[] = {
         "placement of requests on pairs", policy),
     OPT("resume", BOOL, "true", "", 0, 0, NULL, BOOT, "replay a request also after its first token",
         resume),
+    OPT("strict-pairs", BOOL, "true", "", 0, 0, NULL, BOOT,
+        "refuse a node whose KV layout or numerics differ from the first one's", strict_pairs),
     OPT("log-level", ENUM, "info", "", 0, 0, "error|warn|info|debug|trace", BOOT,
         "lines above this level are skipped", log_level),
     OPT("log-format", ENUM, "logfmt", "", 0, 0, "logfmt|json", BOOT, "of log lines", log_format),
@@ -179,6 +181,7 @@ static td_err make_shell(struct app *a, const struct td_link_key *keys, uint32_t
         .max_body = (size_t)o->max_body,
         .policy = o->policy == 0 ? RT_POLICY_PREDICT : RT_POLICY_ROUND_ROBIN,
         .resume = o->resume,
+        .strict_pairs = o->strict_pairs,
     };
     return rt_shell_create(&p, &a->shell);
 }

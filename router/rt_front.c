@@ -31,7 +31,8 @@ static td_err front_create(const struct td_front_params *f, void **out_front)
                                 .ping_us = 30000000,
                                 .max_body = 16u << 20,
                                 .policy = RT_POLICY_PREDICT,
-                                .resume = true};
+                                .resume = true,
+                                .strict_pairs = true};
     TD_TRY(rt_shell_create(&p, &shell));
     *out_front = shell;
     return TD_OK;

@@ -126,6 +126,15 @@ static void on_sweep(void *arg)
 
 /* ---- links ---- */
 
+/* The first node sets what the others must share, until the last one has gone: nodes that cannot pair are refused when they
+ * attach, with both sides' values, instead of being found out by a request. */
+static void set_expectation(struct rt_shell *s, const struct td_wire_node_info *first)
+{
+    bool wanted = s->p.strict_pairs && first != NULL;
+    s->fit.expect.layout_id = wanted ? first->layout.id : 0;
+    s->fit.expect.numerics_id = wanted ? first->numerics_id : 0;
+}
+
 static void on_up(void *arg, const struct td_link_peer *peer)
 {
     struct rt_shell *s = arg;
@@ -135,8 +144,20 @@ static void on_up(void *arg, const struct td_link_peer *peer)
         td_link_nng_drop(s->links, peer->session, TD_ERR_PROTOCOL);
         return;
     }
+    if (rt_core_nodes(s->core)->count == 0) {
+        set_expectation(s, &info);
+    }
     struct rt_event ev = {.type = RT_EV_NODE_UP, .node_info = &info};
     rt__shell_event(s, &ev, NULL);
+}
+
+static void node_lost(struct rt_shell *s, uint64_t epoch)
+{
+    struct rt_event ev = {.type = RT_EV_NODE_LOST, .node_epoch = epoch};
+    rt__shell_event(s, &ev, NULL);
+    if (rt_core_nodes(s->core)->count == 0) {
+        set_expectation(s, NULL);
+    }
 }
 
 static void on_message(void *arg, uint64_t session, uint64_t peer_epoch, const uint8_t *data,
@@ -150,8 +171,7 @@ static void on_message(void *arg, uint64_t session, uint64_t peer_epoch, const u
         TD_LOG(ERROR, "node sent an unreadable message",
                "node=%016" PRIx64 " err=%s, dropping the session", peer_epoch, td_err_code(err));
         td_link_nng_drop(s->links, session, TD_ERR_PROTOCOL);
-        struct rt_event lost = {.type = RT_EV_NODE_LOST, .node_epoch = peer_epoch};
-        rt__shell_event(s, &lost, NULL);
+        node_lost(s, peer_epoch);
         return;
     }
     struct rt_event ev = {.type = RT_EV_NODE_MSG, .node_epoch = peer_epoch, .msg = &msg};
@@ -165,8 +185,7 @@ static void on_lost(void *arg, uint64_t session, uint64_t peer_epoch, td_err rea
     struct rt_shell *s = arg;
     TD_LOG(WARN, "session lost", "node=%016" PRIx64 " reason=%s text=\"%s\"", peer_epoch,
            td_err_code(reason), text);
-    struct rt_event ev = {.type = RT_EV_NODE_LOST, .node_epoch = peer_epoch};
-    rt__shell_event(s, &ev, NULL);
+    node_lost(s, peer_epoch);
 }
 
 static void on_refused(void *arg, const char *url, td_err reason, const char *text, bool remote)
@@ -179,58 +198,20 @@ static void on_refused(void *arg, const char *url, td_err reason, const char *te
 static const struct td_link_ops link_ops = {
     .on_up = on_up, .on_message = on_message, .on_lost = on_lost, .on_refused = on_refused};
 
-static void hex(const uint8_t *b, char out[17])
-{
-    for (int i = 0; i < 8; i++) {
-        (void)snprintf(out + 2 * i, 3, "%02x", b[i]);
-    }
-}
-
-static td_err differ(const char *what, const uint8_t *ours, const uint8_t *theirs, char *text,
-                     size_t cap)
-{
-    char a[17], b[17];
-    hex(ours, a);
-    hex(theirs, b);
-    (void)snprintf(text, cap,
-                   "%s differs: router has %s.., node has %s..; give both the same --model file",
-                   what, a, b);
-    return TD_ERR_PEER_MODEL;
-}
-
-static td_err check_node(void *arg, uint64_t peer_epoch, const uint8_t *data, size_t len,
-                         char *text, size_t cap)
-{
-    struct rt_shell *s = arg;
-    struct td_wire_node_info info;
-    const struct td_model_tokenizer *tok = td_model_tokenizer(s->model->file);
-    td_arena_reset(s->arena);
-    if (td_wire_node_info_decode(data, len, s->arena, &info) != TD_OK || info.epoch != peer_epoch) {
-        (void)snprintf(text, cap, "unreadable node information");
-        return TD_ERR_PROTOCOL;
-    }
-    if (memcmp(info.model_id, s->model->file->id, 32) != 0) {
-        return differ("model", s->model->file->id, info.model_id, text, cap);
-    }
-    if (memcmp(info.tokenizer_hash, tok->tokenizer_hash, 32) != 0) {
-        return differ("tokenizer", tok->tokenizer_hash, info.tokenizer_hash, text, cap);
-    }
-    return TD_OK;
-}
-
 static td_err make_links(struct rt_shell *s)
 {
-    struct td_wire_router_info info = {.epoch = s->epoch,
-                                       .name = s->p.name,
-                                       .version = TD_VERSION,
-                                       .version_min = TD_WIRE_VERSION_MIN,
-                                       .version_max = TD_WIRE_VERSION_MAX};
     const struct td_model_tokenizer *tok = td_model_tokenizer(s->model->file);
-    memcpy(info.model_id, s->model->file->id, 32);
-    memcpy(info.tokenizer_hash, tok->tokenizer_hash, 32);
-    memcpy(info.template_hash, s->model->template_hash, 32);
+    s->info = (struct td_wire_router_info){.epoch = s->epoch,
+                                           .name = s->p.name,
+                                           .version = TD_VERSION,
+                                           .version_min = TD_WIRE_VERSION_MIN,
+                                           .version_max = TD_WIRE_VERSION_MAX};
+    memcpy(s->info.model_id, s->model->file->id, 32);
+    memcpy(s->info.tokenizer_hash, tok->tokenizer_hash, 32);
+    memcpy(s->info.template_hash, tok->template_hash, 32);
+    s->fit = (struct td_link_fit_at_router){.us = &s->info, .arena = s->arena};
     td_buf_clear(&s->out);
-    TD_TRY(td_wire_router_info_encode(&info, &s->out));
+    TD_TRY(td_wire_router_info_encode(&s->info, &s->out));
     struct td_link_nng_params p = {.loop = s->p.loop,
                                    .link = {.role = TD_LINK_ROUTER,
                                             .epoch = s->epoch,
@@ -239,8 +220,8 @@ static td_err make_links(struct rt_shell *s)
                                             .info_len = s->out.len,
                                             .keys = s->p.keys,
                                             .n_keys = s->p.n_keys,
-                                            .check = check_node,
-                                            .check_arg = s,
+                                            .check = td_link_check_node,
+                                            .check_arg = &s->fit,
                                             .max_sessions = RT_MAX_NODES,
                                             .max_targets = RT_MAX_NODES,
                                             .time_scale = s->p.time_scale},

@@ -40,6 +40,7 @@ struct rt_shell_params {
     size_t max_body;
     enum rt_policy policy;
     bool resume;
+    bool strict_pairs; /* refuse nodes whose KV layout or numerics differ from the first one's */
 };
 
 struct rt_shell;

@@ -7,6 +7,7 @@
 
 #include "common/base/ring.h"
 #include "common/io/http_server.h"
+#include "common/io/link_fit.h"
 #include "common/io/link_nng.h"
 #include "router/rt_core.h"
 #include "router/rt_history.h"
@@ -33,6 +34,8 @@ struct rt_shell {
     struct td_arena *arena; /* of decoded messages */
     struct td_buf out;      /* encoded message in the making */
     struct td_link_nng *links;
+    struct td_wire_router_info info; /* what nodes are told of us */
+    struct td_link_fit_at_router fit;
     struct td_http_server *http, *admin;
     struct td_timer *core_timer, *sweep_timer;
     struct rt_metrics *metrics;

@@ -155,6 +155,19 @@ static void xfer_message(struct td_node *n, struct nd_event *ev)
     nd__event(n, ev);
 }
 
+/* Times of a transfer on this host's monotonic clock: tests lay them beside the engine's layers. */
+static void log_progress(const struct td_xfer_event *x)
+{
+    if (x->type == TD_XFER_PUSHED) {
+        TD_LOG(DEBUG, "chunk pushed",
+               "land=%016" PRIx64 " bytes=%zu first_us=%" PRId64 " last_us=%" PRId64 " err=%s",
+               x->land, x->n_bytes, x->first_post_us, x->last_done_us, td_err_code(x->err));
+    } else if (x->type == TD_XFER_LANDED) {
+        TD_LOG(DEBUG, "slices landed", "land=%016" PRIx64 " slices=%u bytes=%zu last_us=%" PRId64,
+               x->land, x->n_slices, x->n_bytes, x->last_done_us);
+    }
+}
+
 static void on_xfer(void *arg, unsigned ready)
 {
     (void)ready;
@@ -162,6 +175,7 @@ static void on_xfer(void *arg, unsigned ready)
     struct td_xfer_event x;
     while (td_xfer_poll(n->xfer, &x)) {
         struct nd_event ev = {.type = ND_EV_XFER, .xfer = &x};
+        log_progress(&x);
         nd_metrics_xfer(n->metrics, &x);
         if (x.type == TD_XFER_MSG) {
             xfer_message(n, &ev);

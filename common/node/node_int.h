@@ -7,6 +7,7 @@
 #include "common/base/arena.h"
 #include "common/base/buf.h"
 #include "common/io/http_server.h"
+#include "common/io/link_fit.h"
 #include "common/io/link_nng.h"
 #include "common/node/node.h"
 #include "common/node/node_metrics.h"
@@ -29,6 +30,10 @@ struct td_node {
     struct td_arena *arena; /* of decoded messages */
     struct td_buf out;      /* encoded message in the making */
     struct td_link_nng *links;
+    struct td_wire_node_info info; /* what routers are told of us */
+    struct td_wire_rank rank;
+    char admin_url[128];
+    struct td_link_fit_at_node fit;
     struct td_xfer *xfer; /* NULL without a data plane */
     struct td_http_server *admin;
     struct td_timer *core_timer, *state_timer;

@@ -182,46 +182,46 @@ static td_err encode_info(struct td_node *n)
 {
     const struct td_engine_info *e = n->p.engine->ops->info(n->p.engine);
     const struct td_model_tokenizer *tok = td_model_tokenizer(n->p.model);
-    char admin[128];
-    (void)snprintf(admin, sizeof admin, "http://%s:%u", n->p.admin_host,
+    (void)snprintf(n->admin_url, sizeof n->admin_url, "http://%s:%u", n->p.admin_host,
                    (unsigned)td_node_admin_port(n));
-    struct td_wire_rank rank = {.rank = 0,
-                                .tp = 1,
-                                .pp = 1,
-                                .n_layers = e->layout.n_layers,
-                                .n_heads = e->layout.n_kv_heads};
+    n->rank = (struct td_wire_rank){.rank = 0,
+                                    .tp = 1,
+                                    .pp = 1,
+                                    .n_layers = e->layout.n_layers,
+                                    .n_heads = e->layout.n_kv_heads};
     size_t address_len = 0;
     if (n->xfer != NULL) {
-        td_xfer_address(n->xfer, &rank.address, &address_len);
-        rank.address_len = (uint32_t)address_len;
+        td_xfer_address(n->xfer, &n->rank.address, &address_len);
+        n->rank.address_len = (uint32_t)address_len;
     }
-    struct td_wire_node_info i = {.epoch = n->epoch,
-                                  .name = n->name,
-                                  .version = TD_VERSION,
-                                  .model_name = n->p.model_name,
-                                  .numerics = e->numerics,
-                                  .admin_address = admin,
-                                  .role = n->p.role_told,
-                                  .version_min = TD_WIRE_VERSION_MIN,
-                                  .version_max = TD_WIRE_VERSION_MAX,
-                                  .numerics_id = e->numerics_id,
-                                  .max_model_len = e->max_model_len,
-                                  .n_blocks = e->n_blocks,
-                                  .max_seqs = n->p.max_seqs,
-                                  .max_batched_tokens = n->p.max_batched_tokens,
-                                  .n_ranks = 1,
-                                  .ranks = &rank};
-    fill_layout(&e->layout, &i.layout);
-    memcpy(i.model_id, n->p.model->id, 32);
-    memcpy(i.tokenizer_hash, tok->tokenizer_hash, 32);
-    memcpy(i.template_hash, tok->template_hash, 32);
+    n->info = (struct td_wire_node_info){.epoch = n->epoch,
+                                         .name = n->name,
+                                         .version = TD_VERSION,
+                                         .model_name = n->p.model_name,
+                                         .numerics = e->numerics,
+                                         .admin_address = n->admin_url,
+                                         .role = n->p.role_told,
+                                         .version_min = TD_WIRE_VERSION_MIN,
+                                         .version_max = TD_WIRE_VERSION_MAX,
+                                         .numerics_id = e->numerics_id,
+                                         .max_model_len = e->max_model_len,
+                                         .n_blocks = e->n_blocks,
+                                         .max_seqs = n->p.max_seqs,
+                                         .max_batched_tokens = n->p.max_batched_tokens,
+                                         .n_ranks = 1,
+                                         .ranks = &n->rank};
+    fill_layout(&e->layout, &n->info.layout);
+    memcpy(n->info.model_id, n->p.model->id, 32);
+    memcpy(n->info.tokenizer_hash, tok->tokenizer_hash, 32);
+    memcpy(n->info.template_hash, tok->template_hash, 32);
     td_buf_clear(&n->out);
-    return td_wire_node_info_encode(&i, &n->out);
+    return td_wire_node_info_encode(&n->info, &n->out);
 }
 
 td_err nd__links_create(struct td_node *n)
 {
     TD_TRY(encode_info(n));
+    n->fit = (struct td_link_fit_at_node){.us = &n->info, .arena = n->arena};
     struct td_link_nng_params p = {.loop = n->p.loop,
                                    .link = {.role = TD_LINK_NODE,
                                             .epoch = n->epoch,
@@ -230,6 +230,8 @@ td_err nd__links_create(struct td_node *n)
                                             .info_len = n->out.len,
                                             .keys = n->p.keys,
                                             .n_keys = n->p.n_keys,
+                                            .check = td_link_check_router,
+                                            .check_arg = &n->fit,
                                             .max_sessions = ND_MAX_ROUTERS,
                                             .time_scale = n->p.time_scale},
                                    .ops = &link_ops,
