@@ -1,0 +1,34 @@
+/* http_client.h - one HTTP request to a tandem process's admin port, blocking: what tandemctl is built on.
+ *
+ * What: GET a URL of plain HTTP, wait for the whole answer, give it back. Any status is an answer.
+ * Not: a client for a loop thread (it blocks), no TLS, no redirects, no kept connections.
+ * Owner and thread: the caller; it makes an event base of its own for each call. Bounds: TD_HTTP_CLIENT_MAX_HEAD bytes of
+ * headers, max_body bytes of body, timeout_us in all (looking the name up is the C library's and not counted).
+ * Failure: TD_ERR_ADDRESS the URL cannot be used - TD_ERR_PEER_LOST nobody listens, or it closed early - TD_ERR_BUDGET the
+ * time is over - TD_ERR_PROTOCOL the answer is not HTTP - TD_ERR_TOO_LARGE the body does not fit; each with a sentence
+ * for the operator. Nothing is logged.
+ */
+#ifndef TD_IO_HTTP_CLIENT_H
+#define TD_IO_HTTP_CLIENT_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "common/base/buf.h"
+#include "common/base/err.h"
+
+#define TD_HTTP_CLIENT_MAX_HEAD 16384
+#define TD_HTTP_CLIENT_MAX_URL  2048
+
+struct td_http_client_answer {
+    int status;
+    struct td_buf body; /* owned: td_http_client_answer_fini() */
+};
+
+/* On failure *out is untouched and err_text (err_cap bytes) says why. */
+td_err td_http_client_get(const char *url, int64_t timeout_us, size_t max_body,
+                          struct td_http_client_answer *out, char *err_text,
+                          size_t err_cap) TD_MUST_CHECK;
+void td_http_client_answer_fini(struct td_http_client_answer *a);
+
+#endif
