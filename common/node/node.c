@@ -75,26 +75,25 @@ static void do_seq_set(struct td_node *n, const struct nd_action *a)
     }
 }
 
+/* The engine and the data plane first, so that they work while messages are encoded; each kind keeps its order. */
 static void carry_out(struct td_node *n)
 {
     for (uint32_t i = 0; i < n->acts.n; i++) {
         const struct nd_action *a = &n->acts.list[i];
-        switch (a->type) {
-        case ND_DO_SEND:
-            nd__send(n, a->router_epoch, a->msg);
-            break;
-        case ND_DO_SEQ_SET:
+        if (a->type == ND_DO_SEQ_SET) {
             do_seq_set(n, a);
-            break;
-        case ND_DO_STEP:
+        } else if (a->type == ND_DO_STEP) {
             do_step(n, a);
-            break;
-        case ND_DO_XFER:
+        } else if (a->type == ND_DO_XFER) {
             do_xfer(n, a);
-            break;
-        case ND_DO_OBSERVE:
+        }
+    }
+    for (uint32_t i = 0; i < n->acts.n; i++) {
+        const struct nd_action *a = &n->acts.list[i];
+        if (a->type == ND_DO_SEND) {
+            nd__send(n, a->router_epoch, a->msg);
+        } else if (a->type == ND_DO_OBSERVE) {
             nd_metrics_observe(n->metrics, a->metric, a->value);
-            break;
         }
     }
     if (n->acts.overflow) {
