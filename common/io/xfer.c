@@ -487,6 +487,7 @@ td_err td_xfer_create(const struct td_xfer_params *p, struct td_xfer **out_xfer)
     x->info = p->engine->ops->info(p->engine);
     x->pool = p->engine->ops->pool_base(p->engine);
     x->checksum = p->checksum;
+    x->fence_us = p->fence_us > 0 ? p->fence_us : XF_FENCE_US;
     x->epoll_fd = -1;
     x->backlog_tail = &x->backlog;
     (void)pthread_mutex_init(&x->transports_lock, NULL);

@@ -42,6 +42,14 @@ struct td_slice_header {
     uint8_t reserved[16]; /* zero */
 };
 _Static_assert(sizeof(struct td_slice_header) == 128, "slice header is part of the wire");
+/* On the wire (UCX active messages, each naming its sender's endpoint for replies):
+ *   1 HELLO    frame, the dialer's address      first on every connection; refused unless `to` is the receiver's epoch
+ *   2 WELCOME  frame                            the answer
+ *   3 MSG      frame, one message of tandem.wire.v1; delivered when the slices before it are in place
+ *   4 BYE      frame                            the sender closes, or refuses a HELLO
+ *   5 SLICE    struct td_slice_header, payload  one layer of n_blocks blocks, in the order of the table
+ * A frame is {magic "TKFM": 4 bytes, version: 4, from, to: epochs, 8 each, payload bytes: 8}, little endian. An address is
+ * {magic "TDKXADR1", hash of the rest: 8, length: 4, zero: 4} and UCX's worker address. */
 #define TD_SLICE_MAGIC    0x4c534b54u /* "TKSL" */
 #define TD_SLICE_VERSION  1u
 #define TD_SLICE_CHECKSUM 1u /* flags: checksum is set */
@@ -112,6 +120,8 @@ struct td_xfer_params {
     uint32_t port_first, port_last; /* --kv-port-range; 0: any */
     bool trust_network;             /* --kv-trust-network: TCP beyond loopback */
     bool checksum;                  /* payload checksums (test mode) */
+    int64_t
+        fence_us; /* UNLAND waits so long for a slice under way, then closes its connection; 0: 3 s */
 };
 
 td_err td_xfer_create(const struct td_xfer_params *p, struct td_xfer **out_xfer) TD_MUST_CHECK;

@@ -184,6 +184,7 @@ struct td_xfer {
     const struct td_engine_info *info;
     uint8_t *pool;
     bool checksum;
+    int64_t fence_us;
     struct td_ucx ucx;
     struct td_ring *commands; /* loop -> xfer: struct xf_cmd * */
     struct td_ring *events;   /* xfer -> loop: struct xf_record */

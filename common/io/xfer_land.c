@@ -114,7 +114,7 @@ void td__xf_land_end(struct td_xfer *x, struct xf_cmd *cmd)
     }
     free(cmd);
     l->ending = true;
-    l->fence_at_us = td_now_us() + XF_FENCE_US;
+    l->fence_at_us = td_now_us() + x->fence_us;
     l->cmd.next = (struct xf_cmd *)x->ending;
     x->ending = l;
 }

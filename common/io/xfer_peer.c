@@ -595,7 +595,7 @@ TD_ON(td_xfer) static void reap(struct xf_peer *p, int64_t now)
     }
     if (quiet || p->failed || now >= p->close_at_us) {
         close_ep(p);
-        p->close_at_us = now + XF_FENCE_US;
+        p->close_at_us = now + p->x->fence_us;
     } else {
         td__xf_wake_at(p->x, p->close_at_us);
     }

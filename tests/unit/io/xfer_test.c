@@ -682,6 +682,27 @@ static void a_hello_for_another_epoch_is_refused_and_said(void **state)
     pair_down(&t);
 }
 
+static void a_peer_that_has_gone_before_it_is_dialed_is_lost(void **state)
+{
+    struct pair t;
+    uint8_t addr[TD_UCX_MAX_ADDRESS];
+    const uint8_t *a;
+    struct td_xfer_cmd c = {.type = TD_XFER_CONNECT, .epoch = 0x4444, .bytes = addr};
+    struct rig_shape s = small;
+    struct rig_node gone;
+    s.transports = *state;
+    pair_up(&t, state, &small);
+    rig_up(&gone, 0x4444, &s);
+    td_xfer_address(gone.x, &a, &c.n_bytes);
+    memcpy(addr, a, c.n_bytes);
+    rig_down(&gone);
+    rig_submit(&t.d, &c);
+    rig_send(&t.d, 0x4444, "table", 5);
+    assert_non_null(rig_wait(&t.d, TD_XFER_PEER_LOST, 0x4444, 0));
+    settle(&t); /* the others are none the worse */
+    pair_down(&t);
+}
+
 static void garbage_for_an_address_is_refused(void **state)
 {
     struct pair t;
@@ -881,6 +902,7 @@ int main(void)
         OVER(a_closed_peer_can_be_dialed_again),
         OVER(dialing_twice_is_dialing_once),
         OVER(a_hello_for_another_epoch_is_refused_and_said),
+        OVER(a_peer_that_has_gone_before_it_is_dialed_is_lost),
         OVER(garbage_for_an_address_is_refused),
         OVER(work_for_an_unknown_peer_ends_at_once),
         cmocka_unit_test_prestate(commands_out_of_range_are_refused, (void *)(uintptr_t) "sm"),
