@@ -3,9 +3,14 @@
  * Design: a phase is a list of items and ends in a barrier; what follows per token (norms, rope,
  * quantising) runs inside that barrier when the step has one or two tokens, else as a phase of its
  * own. Members keep the same order of phases, so a pass needs no other signal. */
+#define TD_LOG_ROOM "model"
+#include <inttypes.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "common/base/clock.h"
+#include "common/base/fault.h"
+#include "common/base/log.h"
 #include "common/model/cpu_engine_priv.h"
 
 #define TOKENS_PER_ITEM 8
@@ -57,7 +62,10 @@ static void publish_layer(struct pass *p)
     if (p->s->push_layers) {
         uint64_t one = 1;
         (void)!write(e->layer_fd, &one, sizeof one); /* full counter: it is readable anyway */
+        TD_LOG(DEBUG, "layer final", "ticket=%" PRIu64 " layer=%u at_us=%" PRId64, p->s->ticket,
+               p->layer, td_now_us());
     }
+    TD_FAULT_DELAY(STEP_LAYER_PAUSE);
 }
 
 static void finish_phase(void *arg)
