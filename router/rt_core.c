@@ -373,7 +373,10 @@ static void on_end(struct rt_core *c, uint64_t node, const struct td_wire_end *m
         /* Decode tells, prefill or the way from it is to blame: do not try that one again first. */
         bool blames_p = from_d && (td_err_is_peer(m->err) || m->err == TD_ERR_STALLED ||
                                    m->err == TD_ERR_LEASE || m->err == TD_ERR_KV_MISMATCH);
-        rt__attempt_failed(c, e, m->err, blames_p ? p_epoch : node, m->text);
+        /* Cancelled, but not at our wish: the pair's other node has given up, say because it lost
+         * us. The client is still there. */
+        td_err err = m->err == TD_ERR_CANCELLED ? TD_ERR_SEQ_FAILED : m->err;
+        rt__attempt_failed(c, e, err, blames_p ? p_epoch : node, m->text);
     } else if (from_d) {
         TD_LOG(ERROR, "decode node ended early", "req=%s tokens=%u", e->request_id, e->n_output);
         rt__attempt_failed(c, e, TD_ERR_SEQ_FAILED, node,

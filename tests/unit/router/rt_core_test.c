@@ -305,6 +305,21 @@ static void cancel_stops_both_nodes_and_waits_for_them(void **state)
     assert_int_equal(rt_core_count(b->core, RT_FREE), 64);
 }
 
+/* P has lost its session with the router and told D, which has not: the client wanted no cancel. */
+static void a_cancel_that_nobody_asked_for_is_replayed(void **state)
+{
+    struct bench *b = *state;
+    pair(b);
+    uint64_t c = submit(b, 3, 0);
+    token(b, P0, c, 0, 0, 11, TD_FINISH_NONE);
+    end(b, D0, c, 0, TD_ERR_CANCELLED);
+    assert_null(find(b, RT_DO_END, 0, 0));
+    const struct rt_action *p = find(b, RT_DO_SEND, P0, TD_WIRE_PREFILL);
+    assert_non_null(p);
+    assert_int_equal(p->msg->prefill.r.id.attempt, 1);
+    assert_int_equal(p->msg->prefill.r.n_replayed, 1);
+}
+
 static void a_full_queue_refuses_and_priority_goes_first(void **state)
 {
     struct bench *b = *state;
@@ -416,6 +431,7 @@ int main(void)
         T(two_deaths_under_one_request_end_it),
         T(replays_are_counted),
         T(cancel_stops_both_nodes_and_waits_for_them),
+        T(a_cancel_that_nobody_asked_for_is_replayed),
         T(a_full_queue_refuses_and_priority_goes_first),
         T(the_budget_ends_a_silent_request),
         T(a_skipped_token_is_never_shown),
