@@ -157,6 +157,7 @@ void rt__finish(struct rt_core *c, struct rt_entry *e, td_err err, enum td_finis
 {
     end_user(c, e, err, finish, text);
     rt__let_go(c, e, err == TD_OK ? TD_ERR_CANCELLED : err);
+    e->told = true;
     rt_ledger_set_phase(&c->ledger, e, RT_CLOSING);
     rt__set_timer(c, e, c->now_us + c->p.close_wait_us);
     close_if_free(c, e);
@@ -171,7 +172,6 @@ static void finish_naturally(struct rt_core *c, struct rt_entry *e, enum td_fini
     rt__set_timer(c, e, c->now_us + RT_END_GRACE_US);
     if (from_p) {
         end_user(c, e, TD_OK, finish, "");
-        rt__set_timer(c, e, c->now_us + c->p.close_wait_us);
     }
 }
 
@@ -488,10 +488,14 @@ static void on_node_lost(struct rt_core *c, uint64_t epoch)
 
 /* ---- time ---- */
 
+/* A node that has not let go by itself is told to: the hand-over that would have ended it may be
+ * lost, and its own deadline is the request's whole budget. */
 static void closing_due(struct rt_core *c, struct rt_entry *e)
 {
-    if (!e->user_ended) {
-        end_user(c, e, TD_OK, e->finish, "");
+    end_user(c, e, TD_OK, e->finish, "");
+    if (!e->told) {
+        e->told = true;
+        rt__let_go(c, e, TD_ERR_CANCELLED);
         rt__set_timer(c, e, c->now_us + c->p.close_wait_us);
         close_if_free(c, e);
         return;

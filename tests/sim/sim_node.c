@@ -70,6 +70,36 @@ static void hear(struct sim *s, struct sim_proc *p, const struct td_wire_msg *m)
 
 /* ---- actions ---- */
 
+static void trace_message(struct sim *s, const struct sim_proc *p, const char *verb, uint64_t peer,
+                          const struct td_wire_msg *m)
+{
+    static const struct td_work_id nobody;
+    if (s->verbose) {
+        const struct td_work_id *id = td_wire_id(m);
+        id = id != NULL ? id : &nobody;
+        const struct sim_req *r = sim_req_of(s, id);
+        td_err err = m->type == TD_WIRE_END     ? m->end.err
+                     : m->type == TD_WIRE_TAKEN ? m->taken.err
+                     : m->type == TD_WIRE_ABORT ? m->abort.err
+                                                : TD_OK;
+        sim_trace(s, "%s %s %s: peer %016" PRIx64 " request %d attempt %u %s", p->name, verb,
+                  td_wire_type_name(m->type), peer, r != NULL ? (int)r->index : -1, id->attempt,
+                  err != TD_OK ? td_err_code(err) : "");
+    }
+}
+
+static void trace_command(struct sim *s, const struct sim_proc *p, const struct nd_action *a)
+{
+    static const char *const what[] = {"connects", "sends",        "lands", "unlands",
+                                       "pushes",   "cancels push", "closes"};
+    if (a->cmd.type == TD_XFER_SEND) {
+        trace_message(s, p, "tells", a->cmd.epoch, a->msg);
+        return;
+    }
+    sim_trace(s, "%s %s: peer %016" PRIx64 " land %" PRIx64 " push %" PRIx64 " blocks %u", p->name,
+              what[a->cmd.type], a->cmd.epoch, a->cmd.land, a->cmd.push, a->cmd.n_blocks);
+}
+
 static void send(struct sim *s, struct sim_proc *p, uint64_t router, const struct td_wire_msg *m)
 {
     const struct td_work_id *id = td_wire_id(m);
@@ -86,6 +116,7 @@ static void carry_out(struct sim *s, struct sim_proc *p)
         const struct nd_action *a = &acts->list[i];
         switch (a->type) {
         case ND_DO_SEND:
+            trace_message(s, p, "says", a->router_epoch, a->msg);
             hear(s, p, a->msg);
             send(s, p, a->router_epoch, a->msg);
             break;
@@ -96,6 +127,7 @@ static void carry_out(struct sim *s, struct sim_proc *p)
             sim_engine_step(s, p, a);
             break;
         case ND_DO_XFER:
+            trace_command(s, p, a);
             sim_xfer_cmd(s, p, a);
             break;
         case ND_DO_OBSERVE:
@@ -192,6 +224,7 @@ void sim_node_message(struct sim *s, struct sim_proc *p, uint64_t router_epoch,
         sim_node_publish(s, p);
         return;
     }
+    trace_message(s, p, "hears", router_epoch, m);
     note_request(p, m);
     struct nd_event ev = {
         .type = ND_EV_MSG, .router_epoch = router_epoch, .msg = m, .decode_err = err};
@@ -212,6 +245,13 @@ void sim_node_xfer(struct sim *s, struct sim_proc *p, struct sim_ev *ev)
             return;
         }
         in.msg = &msg;
+        trace_message(s, p, "hears", x->epoch, &msg);
+    } else {
+        sim_trace(s,
+                  "%s: transfer event %d peer %016" PRIx64 " land %" PRIx64 " push %" PRIx64
+                  " slices %u %s",
+                  p->name, (int)x->type, x->epoch, x->land, x->push, x->n_slices,
+                  td_err_code(x->err));
     }
     sim_node_feed(s, p, &in);
 }

@@ -522,7 +522,11 @@ static bool fetch(struct sim *s, struct sim_proc *p, struct sim_ev *ev, struct s
         if (!from->up || from->life != x->life[side] || from->stalled) {
             return false;
         }
-        read_source(s, from, k, cells);
+        if (sim_peer_of(from->node, (uint32_t)ev->a) != NULL) {
+            read_source(s, from, k, cells);
+        } else { /* P has closed: what is read is nobody's, and nobody may use it */
+            memset(cells, 0xa5, sizeof cells);
+        }
         write_cells(s, p, l, k, cells);
         acknowledge(s, (uint32_t)ev->a, !side, k);
     } else {

@@ -320,6 +320,26 @@ static void a_cancel_that_nobody_asked_for_is_replayed(void **state)
     assert_int_equal(p->msg->prefill.r.n_replayed, 1);
 }
 
+/* The hand-over record is lost: decode would keep its blocks for the rest of the budget. */
+static void an_answer_that_prefill_ended_makes_decode_let_go(void **state)
+{
+    struct bench *b = *state;
+    pair(b);
+    uint64_t c = submit(b, 1, 0);
+    token(b, P0, c, 0, 0, 11, TD_FINISH_LENGTH);
+    assert_int_equal(find(b, RT_DO_END, 0, 0)->err, TD_OK);
+    end(b, P0, c, 0, TD_OK);
+    assert_null(find(b, RT_DO_SEND, D0, TD_WIRE_CANCEL));
+    b->now += 1000001;
+    step(b, &(struct rt_event){.type = RT_EV_TICK}, NULL);
+    assert_non_null(find(b, RT_DO_SEND, D0, TD_WIRE_CANCEL));
+    assert_null(find(b, RT_DO_SEND, P0, TD_WIRE_CANCEL));
+    assert_null(find(b, RT_DO_END, 0, 0));
+    b->now += 10000001;
+    step(b, &(struct rt_event){.type = RT_EV_TICK}, NULL);
+    assert_int_equal(rt_core_count(b->core, RT_FREE), 64);
+}
+
 static void a_full_queue_refuses_and_priority_goes_first(void **state)
 {
     struct bench *b = *state;
@@ -432,6 +452,7 @@ int main(void)
         T(replays_are_counted),
         T(cancel_stops_both_nodes_and_waits_for_them),
         T(a_cancel_that_nobody_asked_for_is_replayed),
+        T(an_answer_that_prefill_ended_makes_decode_let_go),
         T(a_full_queue_refuses_and_priority_goes_first),
         T(the_budget_ends_a_silent_request),
         T(a_skipped_token_is_never_shown),
