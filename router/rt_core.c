@@ -529,7 +529,7 @@ static void timer_due(struct rt_core *c, struct rt_entry *e)
         break;
     case RT_FREE:
     case RT_PHASES:
-        TD_INSIST(!"a free entry has no timer");
+        TD_INSIST(e->phase != RT_FREE && e->phase != RT_PHASES);
     }
 }
 
