@@ -8,8 +8,7 @@
 #include "common/model/model.h"
 #include "router/rt_shell_int.h"
 
-/* X(field, type, "name", "help", labels...) - one row a family; docs/metrics.md is made from
- * `tandem-router --list-metrics`. */
+/* One row a family; docs/metrics.md lists them, tests/integration/metrics_test.py compares. */
 #define NONE                                                                                       \
     {                                                                                              \
         NULL                                                                                       \
@@ -79,8 +78,9 @@ static const struct td_metric_desc descs[FAMILIES] = {
                     NONE, NULL, 0},
     [F_RETRIES] = {"tandem_router_retries_total", "Replays by reason.", TD_COUNTER, L1("reason"),
                    NULL, 0},
-    [F_STALE] = {"tandem_router_stale_tokens_total", "Tokens of old attempts dropped.", TD_COUNTER,
-                 NONE, NULL, 0},
+    [F_STALE] = {"tandem_router_stale_tokens_total",
+                 "Tokens of old attempts, and positions told twice, dropped.", TD_COUNTER, NONE,
+                 NULL, 0},
     [F_REQUEST_SECONDS] = {"tandem_router_request_seconds", "From submit to end.", TD_HISTOGRAM,
                            NONE, td_buckets_e2e, TD_COUNT(td_buckets_e2e)},
     [F_TTFT] = {"tandem_router_time_to_first_token_seconds", "From arrival to the first token.",
@@ -99,12 +99,12 @@ static const struct td_metric_desc descs[FAMILIES] = {
          NONE, td_buckets_ttft, TD_COUNT(td_buckets_ttft)},
     [F_CONNECTIONS] = {"tandem_router_connections", "Open client connections.", TD_GAUGE, NONE,
                        NULL, 0},
-    [F_HTTP_BYTES_IN] = {"tandem_router_request_bytes", "Bytes read from clients.", TD_GAUGE, NONE,
-                         NULL, 0},
-    [F_HTTP_BYTES_OUT] = {"tandem_router_response_bytes", "Bytes written to clients.", TD_GAUGE,
-                          NONE, NULL, 0},
-    [F_SLOW_READERS] = {"tandem_router_slow_readers", "Clients dropped because they did not read.",
-                        TD_GAUGE, NONE, NULL, 0},
+    [F_HTTP_BYTES_IN] = {"tandem_router_request_bytes_total", "Bytes read from clients.",
+                         TD_COUNTER, NONE, NULL, 0},
+    [F_HTTP_BYTES_OUT] = {"tandem_router_response_bytes_total", "Bytes written to clients.",
+                          TD_COUNTER, NONE, NULL, 0},
+    [F_SLOW_READERS] = {"tandem_router_slow_readers_total",
+                        "Clients dropped because they did not read.", TD_COUNTER, NONE, NULL, 0},
     [F_UPTIME] = {"tandem_router_uptime_seconds", "Since the start of the process.", TD_GAUGE, NONE,
                   NULL, 0},
 };
@@ -180,6 +180,9 @@ td_err rt_metrics_create(struct rt_shell *s, struct rt_metrics **out_metrics)
     for (int f = 0; err == TD_OK && f < FAMILIES; f++) {
         m->f[f] = td_metrics_family(m->reg, &descs[f]);
         err = m->f[f] != NULL ? TD_OK : TD_ERR_NO_MEMORY;
+        if (err == TD_OK && descs[f].type == TD_COUNTER && descs[f].labels[0] == NULL) {
+            (void)td_metric_only(m->f[f]); /* a counter starts at 0, so that its first step shows */
+        }
     }
     if (err != TD_OK) {
         rt_metrics_destroy(m);

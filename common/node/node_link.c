@@ -52,7 +52,9 @@ void nd__send(struct td_node *n, uint64_t router_epoch, const struct td_wire_msg
         TD_LOG(ERROR, "message to a router not sent", "type=%s router=%016" PRIx64 " err=%s",
                td_wire_type_name(m->type), router_epoch, td_err_code(err));
         nd_metrics_send_failed(n->metrics);
+        return;
     }
+    nd_metrics_response_bytes(n->metrics, n->out.len);
 }
 
 /* ---- load ---- */

@@ -27,6 +27,7 @@ enum family {
     F_DECODE_QUEUE,
     F_CANCELLATIONS,
     F_REQUEST_BYTES,
+    F_RESPONSE_BYTES,
     F_BATCH_TOKENS,
     F_STEP_SECONDS,
     F_TRANSFER_SECONDS,
@@ -38,6 +39,7 @@ enum family {
     F_REGISTRATIONS,
     F_XFER_DROPPED,
     F_XFER_REFUSED,
+    F_XFER_STALE,
     F_STALE,
     F_REFUSED,
     F_FINISHED,
@@ -47,6 +49,7 @@ enum family {
     V_WAITING,
     V_KV_USAGE,
     V_CACHE_INFO,
+    V_LORA_INFO,
     V_PROMPT,
     V_GENERATION,
     V_SUCCESS,
@@ -79,6 +82,8 @@ static const struct td_metric_desc descs[FAMILIES] = {
                          L1("phase"), NULL, 0},
     [F_REQUEST_BYTES] = {"tandem_node_request_bytes_total", "Bytes of router messages.", TD_COUNTER,
                          NONE, NULL, 0},
+    [F_RESPONSE_BYTES] = {"tandem_node_response_bytes_total", "Bytes of messages to routers.",
+                          TD_COUNTER, NONE, NULL, 0},
     [F_BATCH_TOKENS] = {"tandem_node_batch_tokens", "Tokens per engine step.", TD_HISTOGRAM, NONE,
                         H(td_buckets_tokens)},
     [F_STEP_SECONDS] = {"tandem_node_step_seconds", "Execution of an engine step.", TD_HISTOGRAM,
@@ -95,15 +100,19 @@ static const struct td_metric_desc descs[FAMILIES] = {
                          TD_GAUGE, NONE, NULL, 0},
     [F_TRANSFER_FAILURES] = {"tandem_node_kv_transfer_failures_total",
                              "Failed transfers by reason.", TD_COUNTER, L1("reason"), NULL, 0},
-    [F_TRANSFER_TRANSPORT] = {"tandem_node_kv_transfer_transport_bytes",
-                              "KV bytes moved, by transport.", TD_GAUGE, L1("transport"), NULL, 0},
+    [F_TRANSFER_TRANSPORT] = {"tandem_node_kv_transfer_transport_bytes_total",
+                              "KV bytes pushed, by transport.", TD_COUNTER, L1("transport"), NULL,
+                              0},
     [F_REGISTRATIONS] = {"tandem_node_kv_registrations",
                          "Memory registrations; more than one is a defect.", TD_GAUGE, NONE, NULL,
                          0},
-    [F_XFER_DROPPED] = {"tandem_node_kv_dropped_slices", "Slices nobody waited for.", TD_GAUGE,
-                        NONE, NULL, 0},
-    [F_XFER_REFUSED] = {"tandem_node_kv_refused_slices", "Malformed slices or messages.", TD_GAUGE,
-                        NONE, NULL, 0},
+    [F_XFER_DROPPED] = {"tandem_node_kv_dropped_slices_total", "Slices nobody waited for.",
+                        TD_COUNTER, NONE, NULL, 0},
+    [F_XFER_REFUSED] = {"tandem_node_kv_refused_slices_total", "Malformed slices or messages.",
+                        TD_COUNTER, NONE, NULL, 0},
+    [F_XFER_STALE] = {"tandem_node_kv_stale_slices_total",
+                      "Slices of another epoch, attempt or generation, not placed.", TD_COUNTER,
+                      NONE, NULL, 0},
     [F_STALE] = {"tandem_node_stale_total",
                  "Messages of another epoch, attempt or generation dropped.", TD_COUNTER, NONE,
                  NULL, 0},
@@ -124,6 +133,12 @@ static const struct td_metric_desc descs[FAMILIES] = {
                       {"block_size", "num_gpu_blocks", NULL},
                       NULL,
                       0},
+    [V_LORA_INFO] = {"vllm:lora_requests_info",
+                     "Adapters in use; the value is the time.",
+                     TD_GAUGE,
+                     {"max_lora", "running_lora_adapters", "waiting_lora_adapters", NULL},
+                     NULL,
+                     0},
     [V_PROMPT] = {"vllm:prompt_tokens_total", "Prompt tokens computed.", TD_COUNTER, NONE, NULL, 0},
     [V_GENERATION] = {"vllm:generation_tokens_total", "Tokens generated.", TD_COUNTER, NONE, NULL,
                       0},
@@ -212,6 +227,7 @@ static void scrape_xfer(struct nd_metrics *m)
     set(m, F_REGISTRATIONS, (double)x.registrations);
     set(m, F_XFER_DROPPED, (double)x.dropped);
     set(m, F_XFER_REFUSED, (double)x.refused);
+    set(m, F_XFER_STALE, (double)x.stale);
     for (int i = 0; i < MAX_TRANSPORTS && m->transports[i].name != NULL; i++) {
         td_metric_set(labelled(m, F_TRANSFER_TRANSPORT, m->transports[i].name),
                       m->transports[i].bytes);
@@ -229,6 +245,10 @@ static void on_scrape(void *arg)
     set(m, F_INFLIGHT, m->node->p.role->work_count(m->node->core));
     set(m, F_UPTIME, (double)(td_now_us() - m->node->started_us) * 1e-6);
     set(m, F_ROUTERS, m->node->n_routers);
+    if (m->f[V_LORA_INFO] != NULL) { /* no adapters in this version; routers read the name */
+        const char *const values[] = {"0", "", "", NULL};
+        td_metric_set(td_metric_child(m->f[V_LORA_INFO], values), (double)td_wall_us() * 1e-6);
+    }
     set(m, V_RUNNING, s.running_requests);
     set(m, V_WAITING, s.queued_requests);
 }
@@ -242,6 +262,9 @@ static td_err make_families(struct nd_metrics *m)
         m->f[f] = td_metrics_family(m->reg, &descs[f]);
         if (m->f[f] == NULL) {
             return TD_ERR_NO_MEMORY;
+        }
+        if (descs[f].type == TD_COUNTER && descs[f].labels[0] == NULL) {
+            (void)only(m, (enum family)f); /* a counter starts at 0, so that its first step shows */
         }
     }
     return TD_OK;
@@ -292,13 +315,15 @@ struct nd_metrics *nd_metrics_destroy(struct nd_metrics *m)
     return NULL;
 }
 
+/* A prefill node's work ends by being handed over; vLLM's prefill nodes call that "length". */
 static void finished(struct nd_metrics *m, double v)
 {
-    static const char *const reasons[] = {"none", "stop", "length", "abort", "error"};
-    const char *reason = reasons[v >= 0 && v <= TD_FINISH_ERROR ? (int)v : 0];
-    td_metric_add(labelled(m, F_FINISHED, reason), 1);
+    static const char *const reasons[] = {"handed_over", "stop", "length", "abort", "error"};
+    int i = v >= 0 && v <= TD_FINISH_ERROR ? (int)v : TD_FINISH_ERROR;
+    td_metric_add(labelled(m, F_FINISHED, reasons[i]), 1);
     if (m->f[V_SUCCESS] != NULL) {
-        td_metric_add(labelled(m, V_SUCCESS, reason), 1);
+        int vllm = i == TD_FINISH_NONE ? TD_FINISH_LENGTH : i;
+        td_metric_add(labelled(m, V_SUCCESS, reasons[vllm]), 1);
     }
 }
 
@@ -406,6 +431,11 @@ void nd_metrics_send_failed(struct nd_metrics *m)
 void nd_metrics_request_bytes(struct nd_metrics *m, size_t bytes)
 {
     add(m, F_REQUEST_BYTES, (double)bytes);
+}
+
+void nd_metrics_response_bytes(struct nd_metrics *m, size_t bytes)
+{
+    add(m, F_RESPONSE_BYTES, (double)bytes);
 }
 
 td_err nd_metrics_write(struct nd_metrics *m, struct td_buf *out)

@@ -20,6 +20,7 @@ void nd_metrics_step(struct nd_metrics *m, int64_t exec_us);
 void nd_metrics_xfer(struct nd_metrics *m, const struct td_xfer_event *ev);
 void nd_metrics_send_failed(struct nd_metrics *m);
 void nd_metrics_request_bytes(struct nd_metrics *m, size_t bytes);
+void nd_metrics_response_bytes(struct nd_metrics *m, size_t bytes);
 td_err nd_metrics_write(struct nd_metrics *m, struct td_buf *out) TD_MUST_CHECK;
 
 #endif
