@@ -43,9 +43,9 @@ struct td_str_list {
 struct td_opt {
     const char *name; /* long flag without dashes, e.g. "kv-device" */
     enum td_opt_type type;
-    const char *def;     /* default as text; NULL: none; "": an empty string (STRING), none (others) */
-    const char *unit;    /* shown in help; "" when none */
-    double min, max;     /* INT, DOUBLE */
+    const char *def;  /* default as text; NULL: none; "": an empty string (STRING), none (others) */
+    const char *unit; /* shown in help; "" when none */
+    double min, max;  /* INT, DOUBLE */
     const char *choices; /* ENUM: "a|b|c"; the struct holds an int index */
     enum td_opt_class cls;
     const char *help;

@@ -16,8 +16,8 @@ enum td_cpu_isa { TD_ISA_AUTO, TD_ISA_PORTABLE, TD_ISA_AVX2, TD_ISA_AVX512, TD_I
 struct td_cpu_engine_params {
     const char *numerics; /* "int8" or "f32" */
     enum td_cpu_isa isa;
-    uint32_t n_threads;  /* compute threads, 1.. */
-    uint32_t n_blocks;   /* of the KV pool */
+    uint32_t n_threads; /* compute threads, 1.. */
+    uint32_t n_blocks;  /* of the KV pool */
     uint32_t max_rows, max_tokens, max_slots;
     uint32_t max_model_len; /* 0: the model's */
 };

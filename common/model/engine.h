@@ -16,8 +16,8 @@
 #include <stdint.h>
 
 #include "common/base/err.h"
-#include "common/model/kv_layout.h"
 #include "common/base/sampling.h"
+#include "common/model/kv_layout.h"
 
 #define TD_ENGINE_MAX_INFLIGHT 2
 #define TD_ENGINE_MAX_SPEC     8 /* tokens a row may produce in one step */
@@ -36,9 +36,11 @@ enum td_row_want { TD_WANT_LOGPROBS = 1, TD_WANT_PROMPT_LOGPROBS = 2, TD_PUSH_LA
 struct td_row {
     struct td_seq_ref seq; /* echoed in the result */
     uint32_t pos, n;       /* first position, number of tokens */
-    const int32_t *tokens; /* n ids, borrowed until submit returns; NULL: the token that the previous step sampled for
+    const int32_t *
+        tokens; /* n ids, borrowed until submit returns; NULL: the token that the previous step sampled for
                               this row's sampling slot, still in the engine (then n == 1) */
-    const td_block_id *table; /* blocks of positions 0 .. pos + n - 1, borrowed until submit returns */
+    const td_block_id
+        *table; /* blocks of positions 0 .. pos + n - 1, borrowed until submit returns */
     uint32_t n_blocks;
     uint32_t sampling; /* slot of its sampling state, or TD_NO_SAMPLE (not the last chunk) */
     uint32_t want;     /* enum td_row_want */
@@ -54,7 +56,7 @@ struct td_row_result {
 
 struct td_step_result {
     td_ticket ticket;
-    uint32_t n_rows; /* in the order of the submitted rows */
+    uint32_t n_rows;                  /* in the order of the submitted rows */
     const struct td_row_result *rows; /* borrowed until the next poll */
     int64_t exec_us;
 };
@@ -62,27 +64,32 @@ struct td_step_result {
 struct td_engine_info {
     struct td_kv_layout layout; /* one group in this version */
     uint32_t n_layers, n_vocab, max_model_len;
-    uint32_t n_blocks;            /* of the pool */
+    uint32_t n_blocks;             /* of the pool */
     uint32_t max_rows, max_tokens; /* per step */
-    uint32_t max_slots;           /* sampling slots */
-    uint64_t numerics_id;         /* backend, kernel-set version, parallel size, deterministic or fast */
-    const char *numerics;         /* the same as text, e.g. "cpu-int8-v1" */
-    uint8_t model_id[32];         /* SHA-256 over header, tensor table and samples (design.md 3) */
+    uint32_t max_slots;            /* sampling slots */
+    uint64_t numerics_id; /* backend, kernel-set version, parallel size, deterministic or fast */
+    const char *numerics; /* the same as text, e.g. "cpu-int8-v1" */
+    uint8_t model_id[32]; /* SHA-256 over header, tensor table and samples (design.md 3) */
 };
 
 struct td_engine;
 
 struct td_engine_ops {
-    td_err (*submit)(struct td_engine *, const struct td_row *, size_t n_rows, td_ticket *out); /* loop; returns at once;
+    td_err (*submit)(struct td_engine *, const struct td_row *, size_t n_rows,
+                     td_ticket *out); /* loop; returns at once;
                                                                                                   TD_ERR_AGAIN when full */
     /* loop; TD_ERR_AGAIN while no step has finished; steps finish in order */
     td_err (*poll)(struct td_engine *, struct td_step_result *out);
-    uint32_t (*layers_done)(struct td_engine *, td_ticket); /* xfer; monotonic: layers whose KV slices may be read */
-    td_err (*seq_set)(struct td_engine *, uint32_t slot, const struct td_sampling_state *); /* loop; slot not in flight */
+    uint32_t (*layers_done)(struct td_engine *,
+                            td_ticket); /* xfer; monotonic: layers whose KV slices may be read */
+    td_err (*seq_set)(struct td_engine *, uint32_t slot,
+                      const struct td_sampling_state *); /* loop; slot not in flight */
     const struct td_engine_info *(*info)(const struct td_engine *);
-    int (*event_fd)(const struct td_engine *);  /* readable when poll has something */
-    int (*layer_fd)(const struct td_engine *);  /* readable when layers_done grew and a row wanted TD_PUSH_LAYERS */
-    void *(*pool_base)(const struct td_engine *); /* host address of block 0 (host backends); else NULL */
+    int (*event_fd)(const struct td_engine *); /* readable when poll has something */
+    int (*layer_fd)(const struct td_engine
+                        *); /* readable when layers_done grew and a row wanted TD_PUSH_LAYERS */
+    void *(*pool_base)(
+        const struct td_engine *); /* host address of block 0 (host backends); else NULL */
     /* Recomputes nothing: waits for running steps, then frees everything. */
     void (*destroy)(struct td_engine *);
 };
@@ -94,7 +101,8 @@ struct td_engine {
 static inline void *td_engine_slice(const struct td_engine *e, td_block_id block, uint32_t layer)
 {
     const struct td_kv_layout *l = &e->ops->info(e)->layout;
-    return (char *)e->ops->pool_base(e) + (size_t)block * l->block_bytes + (size_t)layer * l->slice_bytes;
+    return (char *)e->ops->pool_base(e) + (size_t)block * l->block_bytes +
+           (size_t)layer * l->slice_bytes;
 }
 
 #endif

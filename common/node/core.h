@@ -63,7 +63,7 @@ enum nd_metric {
     ND_M_CANCELLED, /* value: phase, 0 queued 1 prefill 2 transfer 3 decode */
     ND_M_FINISHED,  /* value: enum td_finish */
     ND_M_REFUSED,   /* value: td_err */
-    ND_M_STALE,     /* a message, slice or record of another epoch, attempt or generation was dropped */
+    ND_M_STALE, /* a message, slice or record of another epoch, attempt or generation was dropped */
     ND_METRICS
 };
 
@@ -72,7 +72,7 @@ enum nd_metric {
 enum nd_action_type {
     ND_DO_SEND,    /* msg to router_epoch's session */
     ND_DO_SEQ_SET, /* set a sampling slot, before the STEP that follows */
-    ND_DO_STEP,    /* submit rows; its ticket must be the one the core predicted (tickets count from 1 without gap) */
+    ND_DO_STEP, /* submit rows; its ticket must be the one the core predicted (tickets count from 1 without gap) */
     ND_DO_XFER,    /* submit cmd; cmd.bytes may be NULL with msg set: the shell encodes msg */
     ND_DO_OBSERVE, /* metric, value */
 };
@@ -94,7 +94,7 @@ struct nd_actions {
     struct nd_action *list; /* ND_MAX_ACTIONS of them */
     uint32_t n;
     struct td_arena *arena; /* what actions point at */
-    bool overflow;          /* set when an action did not fit: the shell treats it as a bug of the core */
+    bool overflow; /* set when an action did not fit: the shell treats it as a bug of the core */
 };
 
 td_err nd_actions_init(struct nd_actions *a) TD_MUST_CHECK;
@@ -106,22 +106,24 @@ void *nd_actions_copy(struct nd_actions *a, const void *src, size_t bytes);
 /* The next free action, zeroed. Never NULL (the last one is reused on overflow). */
 struct nd_action *nd_actions_add(struct nd_actions *a, enum nd_action_type type);
 /* Adds a SEND of a new message of this type; fill the body in. */
-struct td_wire_msg *nd_actions_send(struct nd_actions *a, uint64_t router_epoch, enum td_wire_type type);
+struct td_wire_msg *nd_actions_send(struct nd_actions *a, uint64_t router_epoch,
+                                    enum td_wire_type type);
 /* Adds an XFER SEND of a new message to peer `epoch`. */
-struct td_wire_msg *nd_actions_peer_send(struct nd_actions *a, uint64_t epoch, enum td_wire_type type);
+struct td_wire_msg *nd_actions_peer_send(struct nd_actions *a, uint64_t epoch,
+                                         enum td_wire_type type);
 void nd_actions_observe(struct nd_actions *a, enum nd_metric metric, double value);
 
 struct nd_core_params {
-    uint64_t epoch;                   /* of this process */
+    uint64_t epoch; /* of this process */
     const char *name;
     const struct td_engine_info *engine; /* outlives the core */
-    uint64_t layout_id;               /* td_kv_layout_id(&engine->layout) */
-    uint32_t max_seqs;                /* --max-num-seqs */
-    uint32_t max_queue;               /* waiting requests */
-    uint32_t max_batched_tokens;      /* per step */
-    uint32_t chunk_tokens;            /* --prefill-chunk; a multiple of the block */
-    int64_t t_stall_us, t_lease_us;   /* failures.md part 1, already scaled */
-    bool local_prefill;               /* decode role: accept TD_RESERVE_LOCAL (role both) */
+    uint64_t layout_id;                  /* td_kv_layout_id(&engine->layout) */
+    uint32_t max_seqs;                   /* --max-num-seqs */
+    uint32_t max_queue;                  /* waiting requests */
+    uint32_t max_batched_tokens;         /* per step */
+    uint32_t chunk_tokens;               /* --prefill-chunk; a multiple of the block */
+    int64_t t_stall_us, t_lease_us;      /* failures.md part 1, already scaled */
+    bool local_prefill;                  /* decode role: accept TD_RESERVE_LOCAL (role both) */
 };
 
 /* TD_ERR_CONFIG, logged, when the parameters do not fit each other or the engine. */
@@ -144,11 +146,13 @@ struct nd_role_ops {
     td_err (*create)(const struct nd_core_params *p, void **out_core);
     void (*destroy)(void *core);
     void (*step)(void *core, int64_t now_us, const struct nd_event *ev, struct nd_actions *out);
-    int64_t (*next_deadline)(const void *core); /* TD_NEVER: none */
+    int64_t (*next_deadline)(const void *core);                 /* TD_NEVER: none */
     void (*state)(const void *core, struct td_wire_state *out); /* fills all but seq, full, ready */
     uint32_t (*work_count)(const void *core); /* requests it still knows; 0 = drained */
     uint32_t (*waits)(const void *core, struct nd_wait *out, uint32_t cap);
-    td_err (*check)(const void *core); /* invariants (the ledger adds up, no block with two owners): tests and simulator */
+    td_err (*check)(
+        const void *
+            core); /* invariants (the ledger adds up, no block with two owners): tests and simulator */
 };
 
 #endif

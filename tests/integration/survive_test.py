@@ -11,17 +11,18 @@ from harness import Stream, all_blocks_back, chat, cluster, get, in_threads, req
 
 TEXT = "the life of one request " * 6
 SLOW_STEPS = ["--fault", "step.pause=delay:us=30000"]
+SMALL_CHUNKS = ["--prefill-chunk", "16", "--max-num-batched-tokens", "16"]
 SLOW_SLICES = ["--fault", "xfer.slice.delay=delay:us=60000"]
 
 # name, extra arguments of prefill and decode nodes, role struck, tokens seen by the client before the strike
 POINTS = [
     ("prefill dies before its first chunk", SLOW_STEPS, [], "prefill", 0, 0.01),
-    ("prefill dies between chunks", SLOW_STEPS + ["--prefill-chunk", "16", "--max-num-batched-tokens", "16"], [], "prefill", 0, 0.1),
+    ("prefill dies between chunks", SLOW_STEPS + SMALL_CHUNKS, [], "prefill", 0, 0.1),
     ("prefill dies while slices go out", SLOW_SLICES + ["--prefill-chunk", "16"], [], "prefill", 0, 0.1),
     ("prefill dies after the first token, slices under way", SLOW_SLICES, [], "prefill", 1, 0.0),
     ("prefill dies when the decode node runs", [], SLOW_STEPS, "prefill", 3, 0.0),
     ("decode dies before the first chunk", SLOW_STEPS, [], "decode", 0, 0.01),
-    ("decode dies between chunks", SLOW_STEPS + ["--prefill-chunk", "16", "--max-num-batched-tokens", "16"], [], "decode", 0, 0.1),
+    ("decode dies between chunks", SLOW_STEPS + SMALL_CHUNKS, [], "decode", 0, 0.1),
     ("decode dies while slices arrive", SLOW_SLICES + ["--prefill-chunk", "16"], [], "decode", 0, 0.1),
     ("decode dies after the first token, before it took over", SLOW_SLICES, [], "decode", 1, 0.0),
     ("decode dies in mid-answer", [], SLOW_STEPS, "decode", 3, 0.0),
