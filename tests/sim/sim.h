@@ -75,6 +75,7 @@ enum sim_ev_type {
     SIM_EV_CANCEL, /* a = request */
     SIM_EV_FAULT,  /* a = fault */
     SIM_EV_HEAL,   /* a = fault */
+    SIM_EV_TIDY,   /* a = request: no node may know it any more */
     SIM_EV_TYPES
 };
 
@@ -222,7 +223,8 @@ struct sim_node {
     bool draining;
     /* Faults in waiting. */
     uint32_t drop_slices, bad_slices, drop_msgs;
-    int64_t late_us;
+    uint32_t stuck_slices;
+    int64_t late_us, fence_us;
 };
 
 /* ---- processes ---- */
@@ -243,6 +245,7 @@ struct sim_proc {
     char name[8];
     uint64_t epoch;
     uint32_t life;            /* grows with each start */
+    bool both;                /* a decode node that prefills for itself */
     bool up, stalled, silent; /* silent: its host is gone too */
     int64_t cont_us;          /* when it went on after its last stop */
     struct sim_list held;
@@ -251,12 +254,12 @@ struct sim_proc {
     struct td_arena *arena; /* of decoded messages */
     struct td_buf out;
     struct sim_session sessions[SIM_MAX_SESSIONS];
+    uint64_t lost[SIM_MAX_PROCS]; /* sessions given up while a step was carried out */
+    uint32_t n_lost;
     /* Router. */
     struct rt_core *rt;
     struct rt_actions rt_acts;
     bool stepping;
-    uint64_t lost[SIM_MAX_PROCS];
-    uint32_t n_lost;
     struct sim_req *stops[SIM_MAX_REQS];
     uint32_t n_stops;
     /* Node. */
@@ -304,6 +307,8 @@ enum sim_fault_kind {
     SIM_F_ROW_FAIL,
     SIM_F_SLOW,
     SIM_F_DRAIN,
+    SIM_F_ROUTER_DRAIN,
+    SIM_F_FENCE, /* slices get stuck, and closed connections let go late */
     SIM_FAULTS
 };
 
@@ -345,7 +350,8 @@ struct sim {
     struct sim_old old[SIM_MAX_OLD];
     uint32_t n_old;
     /* Sizes of this seed. */
-    uint32_t p_blocks, d_blocks, max_seqs, max_queue, max_batched, chunk;
+    uint32_t p_blocks, d_blocks, max_seqs, max_queue, max_batched, chunk, link_queue;
+    uint32_t n_both; /* the last decode nodes prefill for themselves */
     struct rt_core_params rt;
     uint64_t errors; /* lines of level error before the run */
     bool failed;
@@ -402,6 +408,8 @@ struct sim_work *sim_node_work(struct sim_proc *p, const struct td_work_id *id);
 struct sim_work *sim_node_by_handle(struct sim_proc *p, uint64_t handle);
 void sim_node_info(const struct sim *s, const struct sim_proc *p, struct td_buf *out);
 void sim_node_check(struct sim *s, struct sim_proc *p);
+/* Whether the core still knows any attempt of the request. */
+bool sim_node_knows(struct sim_proc *p, uint64_t router_epoch, uint64_t counter);
 void sim_node_check_idle(struct sim *s, struct sim_proc *p);
 
 /* ---- sim_engine.c ---- */

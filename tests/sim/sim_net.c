@@ -502,7 +502,7 @@ void sim_net_start(struct sim *s, struct sim_proc *p)
                                 .frame_payload = 512,
                                 .window_bytes = 16384,
                                 .window_frames = 128,
-                                .queue_bytes = 1u << 20,
+                                .queue_bytes = s->link_queue,
                                 .queue_msgs = 1024};
     TD_INSIST(td_link_create(&lp, &p->link) == TD_OK);
     td_buf_fini(&info);

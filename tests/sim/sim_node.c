@@ -104,8 +104,10 @@ static void send(struct sim *s, struct sim_proc *p, uint64_t router, const struc
 {
     const struct td_work_id *id = td_wire_id(m);
     uint64_t key = m->type == TD_WIRE_STATE ? 0 : (id != NULL ? id->router_epoch : router);
-    if (sim_net_session(p, router) != NULL) {
-        (void)sim_net_send(s, p, router, key, m);
+    if (sim_net_session(p, router) != NULL && !sim_net_send(s, p, router, key, m)) {
+        sim_net_drop(s, p, router, TD_ERR_FULL);
+        TD_INSIST(p->n_lost < SIM_MAX_PROCS);
+        p->lost[p->n_lost++] = router;
     }
 }
 
@@ -149,12 +151,21 @@ void sim_node_arm(struct sim *s, struct sim_proc *p)
     }
 }
 
-void sim_node_feed(struct sim *s, struct sim_proc *p, const struct nd_event *ev)
+static void step(struct sim *s, struct sim_proc *p, const struct nd_event *ev)
 {
     struct sim_node *n = p->node;
     nd_actions_reset(&n->acts);
     n->ops->step(n->core, s->now, ev, &n->acts);
     carry_out(s, p);
+}
+
+void sim_node_feed(struct sim *s, struct sim_proc *p, const struct nd_event *ev)
+{
+    step(s, p, ev);
+    while (p->n_lost > 0 && !s->failed) {
+        struct nd_event lost = {.type = ND_EV_ROUTER_LOST, .router_epoch = p->lost[--p->n_lost]};
+        step(s, p, &lost);
+    }
     sim_node_arm(s, p);
     sim_node_publish(s, p);
 }
@@ -281,7 +292,9 @@ void sim_node_info(const struct sim *s, const struct sim_proc *p, struct td_buf 
                                   .model_name = "sim",
                                   .numerics = "sim",
                                   .admin_address = "",
-                                  .role = p->kind == SIM_PREFILL ? TD_ROLE_PREFILL : TD_ROLE_DECODE,
+                                  .role = p->both                  ? TD_ROLE_BOTH
+                                          : p->kind == SIM_PREFILL ? TD_ROLE_PREFILL
+                                                                   : TD_ROLE_DECODE,
                                   .version_min = TD_WIRE_VERSION_MIN,
                                   .version_max = TD_WIRE_VERSION_MAX,
                                   .layout = {.id = LAYOUT_ID,
@@ -331,9 +344,11 @@ void sim_node_start(struct sim *s, struct sim_proc *p)
                                 .max_batched_tokens = s->max_batched,
                                 .chunk_tokens = s->chunk,
                                 .t_stall_us = 5 * SIM_SECOND,
-                                .t_lease_us = 30 * SIM_SECOND};
+                                .t_lease_us = 30 * SIM_SECOND,
+                                .local_prefill = p->both};
     TD_INSIST(nd_core_params_check(&cp) == TD_OK);
     TD_INSIST(n->ops->create(&cp, &n->core) == TD_OK);
+    p->n_lost = 0;
 }
 
 void sim_node_stop(struct sim *s, struct sim_proc *p)
@@ -387,6 +402,18 @@ void sim_node_check(struct sim *s, struct sim_proc *p)
     if (sum != n->info.n_blocks) {
         sim_fail(s, "%s: block states sum to %u of %u", p->name, sum, n->info.n_blocks);
     }
+}
+
+bool sim_node_knows(struct sim_proc *p, uint64_t router_epoch, uint64_t counter)
+{
+    struct nd_wait w[MAX_WAITS];
+    uint32_t count = p->node->ops->waits(p->node->core, w, MAX_WAITS);
+    for (uint32_t i = 0; i < count; i++) {
+        if (w[i].id.router_epoch == router_epoch && w[i].id.counter == counter) {
+            return true;
+        }
+    }
+    return false;
 }
 
 void sim_node_check_idle(struct sim *s, struct sim_proc *p)

@@ -151,7 +151,8 @@ static void end(struct sim *s, struct sim_proc *p, struct sim_peer *e, td_err wh
     if (!e->failed) {
         sim_peer_packet(s, e->xconn, e->side, packet(SIM_BYE, p->epoch, e->epoch), s->now);
     }
-    sim_post(s, (struct sim_ev){.at = s->now + sim_between(s, 100, 50 * SIM_MS),
+    int64_t fence = sim_between(s, 100, 50 * SIM_MS) + p->node->fence_us;
+    sim_post(s, (struct sim_ev){.at = s->now + fence,
                                 .type = SIM_EV_XEND,
                                 .proc = p->index,
                                 .life = p->life,

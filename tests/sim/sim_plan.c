@@ -9,13 +9,13 @@
 #include "common/base/clock.h"
 #include "tests/sim/sim.h"
 
-#define CALM_ONE_IN 16 /* seeds without a fault */
+#define CALM_ONE_IN 12 /* seeds without a fault */
 
 static const char *const names[SIM_FAULTS] = {
-    "delay",        "reset",      "cut",         "long cut",   "data loss",
-    "data cut",     "slice lost", "slice bad",   "slice late", "message lost",
-    "old message",  "stall",      "long stall",  "crash",      "host lost",
-    "router crash", "row fails",  "slow engine", "drain"};
+    "delay",      "reset",        "cut",        "long cut",     "data loss",   "data cut",
+    "slice lost", "slice bad",    "slice late", "message lost", "old message", "stall",
+    "long stall", "crash",        "host lost",  "router crash", "row fails",   "slow engine",
+    "drain",      "router drain", "stuck"};
 
 const char *sim_fault_name(enum sim_fault_kind k)
 {
@@ -30,6 +30,8 @@ static void plan_sizes(struct sim *s)
     s->n_prefill = 2 + (uint32_t)sim_below(s, 3);
     s->n_decode = 2 + (uint32_t)sim_below(s, 3);
     s->n_procs = SIM_ROUTERS + s->n_prefill + s->n_decode;
+    s->n_both = sim_chance(s, 3) ? 1 + (uint32_t)sim_below(s, s->n_decode) : 0;
+    s->link_queue = sim_chance(s, 6) ? 6000 : 1u << 20;
     s->p_blocks = 24 + (uint32_t)sim_below(s, 41);
     s->d_blocks = 22 + (uint32_t)sim_below(s, 43);
     s->max_seqs = 3 + (uint32_t)sim_below(s, 6);
@@ -69,6 +71,7 @@ static void plan_procs(struct sim *s)
             name_proc(p, SIM_PREFILL, i - SIM_ROUTERS);
         } else {
             name_proc(p, SIM_DECODE, i - SIM_ROUTERS - s->n_prefill);
+            p->both = s->n_procs - i <= s->n_both;
         }
         for (uint32_t k = 0; k < s->n_procs; k++) {
             s->ctl[i][k] = (struct sim_path){.delay_us = sim_between(s, 50, 600), .jitter_us = 200};
@@ -191,7 +194,11 @@ static void plan_fault(struct sim *s, struct sim_fault *f, int64_t window)
     case SIM_F_CRASH_SILENT:
         f->for_us = sim_chance(s, 2) ? sim_between(s, 20 * SIM_MS, SIM_SECOND) : f->for_us * 2;
         break;
+    case SIM_F_FENCE:
+        f->a = pick(s, SIM_DECODE);
+        break;
     case SIM_F_ROUTER_CRASH:
+    case SIM_F_ROUTER_DRAIN:
         f->a = pick(s, SIM_ROUTER);
         break;
     case SIM_F_STALL:
@@ -277,6 +284,13 @@ static bool strike_node(struct sim *s, struct sim_fault *f, struct sim_proc *p)
     case SIM_F_STALL_LONG:
         sim_proc_stall(s, p);
         return false;
+    case SIM_F_FENCE:
+        p->node->stuck_slices += 1 + (uint32_t)sim_below(s, 3);
+        p->node->fence_us = f->for_us * 2;
+        return false;
+    case SIM_F_ROUTER_DRAIN:
+        sim_router_event(s, p, &(struct rt_event){.type = RT_EV_DRAIN});
+        return false;
     case SIM_F_DRAIN:
         p->node->draining = true;
         sim_node_feed(s, p, &drain);
@@ -347,6 +361,13 @@ static void heal(struct sim *s, struct sim_fault *f)
             sim_proc_cont(s, p);
         }
         break;
+    case SIM_F_FENCE:
+        if (same) {
+            p->node->stuck_slices = 0;
+            p->node->fence_us = 0;
+        }
+        break;
+    case SIM_F_ROUTER_DRAIN:
     case SIM_F_DRAIN: /* it has left; a new process takes its place */
         if (same && !p->stalled) {
             sim_proc_crash(s, p, false);

@@ -127,6 +127,7 @@ static void dispatch(struct sim *s, struct sim_proc *p, struct sim_ev *ev)
     case SIM_EV_CANCEL:
     case SIM_EV_FAULT:
     case SIM_EV_HEAL:
+    case SIM_EV_TIDY:
     case SIM_EV_TYPES:
         TD_INSIST(!"an event of the world");
     }

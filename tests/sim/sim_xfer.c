@@ -23,7 +23,8 @@ void sim_xfer_tell(struct sim *s, struct sim_proc *p, const struct td_xfer_event
     if (ev->type == TD_XFER_MSG) {
         memcpy(data + sizeof *ev, ev->bytes, ev->n_bytes);
     }
-    int64_t at = s->now + sim_between(s, 10, 200);
+    int64_t at =
+        s->now + (sim_chance(s, 50) ? sim_between(s, SIM_MS, 8 * SIM_MS) : sim_between(s, 10, 200));
     n->xfer_last_us = at > n->xfer_last_us ? at : n->xfer_last_us;
     sim_post(s, (struct sim_ev){.at = n->xfer_last_us,
                                 .type = SIM_EV_XFER,
@@ -477,6 +478,10 @@ static void slice_in(struct sim *s, struct sim_proc *p, struct sim_ev *ev)
     p->node->recvs[i] = (struct sim_recv){true, ++p->node->next_seq, k->land, (uint32_t)ev->a};
     l->n_recvs++;
     int64_t rx = sim_chance(s, 40) ? sim_between(s, SIM_MS, 300 * SIM_MS) : sim_between(s, 5, 500);
+    if (p->node->stuck_slices > 0) {
+        p->node->stuck_slices--;
+        rx = 60 * SIM_SECOND;
+    }
     int64_t at = s->now + rx;
     e->in_us = at > e->in_us ? at : e->in_us;
     ev->data = NULL; /* goes on as PLACED */
