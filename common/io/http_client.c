@@ -131,14 +131,14 @@ static td_err parse(struct call *c, const char *url)
     const char *scheme = c->uri != NULL ? evhttp_uri_get_scheme(c->uri) : NULL;
     const char *host = c->uri != NULL ? evhttp_uri_get_host(c->uri) : NULL;
     if (host == NULL || host[0] == 0 || scheme == NULL) {
-        return fail(c, TD_ERR_ADDRESS, "not a URL of the form http://host:port");
+        return fail(c, TD_ERR_BAD_REQUEST, "not a URL of the form http://host:port");
     }
     if (strcmp(scheme, "http") != 0) {
-        return fail(c, TD_ERR_ADDRESS, "only http:// is spoken here");
+        return fail(c, TD_ERR_BAD_REQUEST, "only http:// is spoken here");
     }
     int port = evhttp_uri_get_port(c->uri);
     if (port == 0 || port > 65535 || strlen(host) >= sizeof c->host) {
-        return fail(c, TD_ERR_ADDRESS, "host or port out of range");
+        return fail(c, TD_ERR_BAD_REQUEST, "host or port out of range");
     }
     bool v6 = host[0] == '[';
     (void)snprintf(c->host, sizeof c->host, "%.*s", (int)(strlen(host) - (v6 ? 2 : 0)), host + v6);

@@ -2,11 +2,12 @@
  *
  * What: GET a URL of plain HTTP, wait for the whole answer, give it back. Any status is an answer.
  * Not: a client for a loop thread (it blocks), no TLS, no redirects, no kept connections.
- * Owner and thread: the caller; it makes an event base of its own for each call. Bounds: TD_HTTP_CLIENT_MAX_HEAD bytes of
- * headers, max_body bytes of body, timeout_us in all (looking the name up is the C library's and not counted).
- * Failure: TD_ERR_ADDRESS the URL cannot be used - TD_ERR_PEER_LOST nobody listens, or it closed early - TD_ERR_BUDGET the
- * time is over - TD_ERR_PROTOCOL the answer is not HTTP - TD_ERR_TOO_LARGE the body does not fit; each with a sentence
- * for the operator. Nothing is logged.
+ * Owner and thread: the caller; it makes an event base of its own for each call.
+ * Bounds: TD_HTTP_CLIENT_MAX_HEAD bytes of headers, max_body bytes of body, timeout_us in all (looking the name up is the
+ * C library's and not counted).
+ * Failure: TD_ERR_BAD_REQUEST not a URL that we speak, TD_ERR_ADDRESS its host is unknown, TD_ERR_PEER_LOST nobody
+ * listens or it closed early, TD_ERR_BUDGET the time is over, TD_ERR_PROTOCOL the answer is not HTTP, TD_ERR_TOO_LARGE
+ * the body does not fit; each with a sentence for the operator. Nothing is logged.
  */
 #ifndef TD_IO_HTTP_CLIENT_H
 #define TD_IO_HTTP_CLIENT_H

@@ -245,7 +245,7 @@ static void what_is_not_a_plain_http_url_is_refused(void **state)
     for (size_t i = 0; i < TD_COUNT(bad); i++) {
         char why[160] = "";
         assert_int_equal(td_http_client_get(bad[i], SECOND, 100, &a, why, sizeof why),
-                         TD_ERR_ADDRESS);
+                         TD_ERR_BAD_REQUEST);
         assert_string_not_equal(why, "");
     }
     /* A label of 64 bytes: no resolver needs to be asked. */
@@ -257,7 +257,8 @@ static void what_is_not_a_plain_http_url_is_refused(void **state)
     memset(longest, 'a', TD_HTTP_CLIENT_MAX_URL + 15);
     memcpy(longest, "http://h/", 9);
     longest[TD_HTTP_CLIENT_MAX_URL + 15] = 0;
-    assert_int_equal(td_http_client_get(longest, SECOND, 100, &a, why, sizeof why), TD_ERR_ADDRESS);
+    assert_int_equal(td_http_client_get(longest, SECOND, 100, &a, why, sizeof why),
+                     TD_ERR_BAD_REQUEST);
     test_free(longest);
 }
 
