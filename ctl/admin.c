@@ -1,0 +1,84 @@
+#include "ctl/admin.h"
+
+#include <string.h>
+
+#include "common/base/json.h"
+#include "common/io/http_client.h"
+
+/* --router may lack its scheme and may end in a slash. */
+static bool make_url(const char *router, const char *path, char *out, size_t cap)
+{
+    size_t n = strlen(router);
+    while (n > 0 && router[n - 1] == '/') {
+        n--;
+    }
+    const char *scheme = strstr(router, "://") != NULL ? "" : "http://";
+    int len = snprintf(out, cap, "%s%.*s%s", scheme, (int)n, router, path);
+    return n > 0 && len > 0 && (size_t)len < cap;
+}
+
+static enum ctl_exit unreachable(const struct ctl_admin *a, td_err err, const char *why)
+{
+    bool reached = err == TD_ERR_PROTOCOL || err == TD_ERR_TOO_LARGE || err == TD_ERR_NO_MEMORY;
+    if (err == TD_ERR_BAD_REQUEST) {
+        ctl_say("--router %s: %s", a->router, why);
+        return CTL_USAGE;
+    }
+    if (reached) {
+        ctl_say("%s: %s; is it the admin port of a router?", a->router, why);
+        return CTL_FAILED;
+    }
+    ctl_say("cannot reach a router at %s: %s; give its admin port by --router or TANDEM_ROUTER",
+            a->router, why);
+    return CTL_UNREACHABLE;
+}
+
+enum ctl_exit ctl_admin_ask(const struct ctl_admin *a, const char *path, int *out_status,
+                            json_t **out_json)
+{
+    char url[TD_HTTP_CLIENT_MAX_URL], why[160] = "", wrong[256] = "";
+    struct td_http_client_answer answer;
+    if (!make_url(a->router, path, url, sizeof url)) {
+        ctl_say("--router '%.64s' is not a URL", a->router);
+        return CTL_USAGE;
+    }
+    td_err err = td_http_client_get(url, (int64_t)(a->timeout_s * 1e6), CTL_ADMIN_MAX_BODY, &answer,
+                                    why, sizeof why);
+    if (err != TD_OK) {
+        return unreachable(a, err, why);
+    }
+    err = td_json_parse((const char *)answer.body.data, answer.body.len, out_json, wrong,
+                        sizeof wrong);
+    if (err != TD_OK) {
+        ctl_say("%s answered %d with something else than JSON; is it the admin port of a router?",
+                url, answer.status);
+    }
+    *out_status = answer.status;
+    td_http_client_answer_fini(&answer);
+    return err == TD_OK ? CTL_OK : CTL_FAILED;
+}
+
+const char *ctl_admin_message(const json_t *json)
+{
+    const char *text =
+        json_string_value(json_object_get(json_object_get(json, "error"), "message"));
+    return text != NULL ? text : "";
+}
+
+enum ctl_exit ctl_admin_get(const struct ctl_admin *a, const char *path, json_t **out_json)
+{
+    int http = 0;
+    json_t *json = NULL;
+    enum ctl_exit status = ctl_admin_ask(a, path, &http, &json);
+    if (status != CTL_OK) {
+        return status;
+    }
+    if (http != 200) {
+        ctl_say("%s%s answered %d %s; is it the admin port of a router?", a->router, path, http,
+                ctl_admin_message(json));
+        json_decref(json);
+        return CTL_FAILED;
+    }
+    *out_json = json;
+    return CTL_OK;
+}

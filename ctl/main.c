@@ -1,0 +1,16 @@
+/* main.c - tandemctl: the table of its commands. */
+#include "common/base/log.h"
+#include "common/base/mem.h"
+#include "ctl/command.h"
+#include "ctl/get.h"
+
+static const struct ctl_command commands[] = {
+    {"get nodes", "", 0, &ctl_get_nodes_program, ctl_get_nodes},
+    {"get requests", "", 0, &ctl_get_requests_program, ctl_get_requests},
+};
+
+int main(int argc, char **argv)
+{
+    td_log_set_level(TD_LOG_WARN);
+    return (int)ctl_command_run(commands, TD_COUNT(commands), argc, argv);
+}
