@@ -91,14 +91,17 @@ static void free_if_over(struct rt_client *c)
     }
 }
 
+/* The cancel of the last live choice may end it before this returns: the object is held meanwhile. */
 static void cancel_live(struct rt_client *c, td_err reason)
 {
+    c->hold++;
     for (uint32_t i = 0; i < c->n_choices; i++) {
         struct choice *ch = &c->choices[i];
         if (ch->submitted && !ch->ended && ch->counter != 0) {
             rt__shell_cancel(c->shell, ch->counter, reason);
         }
     }
+    c->hold--;
 }
 
 static void on_gone(void *arg)
@@ -107,19 +110,17 @@ static void on_gone(void *arg)
     c->x = NULL;
     TD_LOG(INFO, "client gone", "req=%s", c->request_id);
     rt_metrics_answer(c->shell->metrics, 499, TD_ERR_CANCELLED);
-    c->starting =
-        true; /* cancel_live may end the last choice: keep the object until it has returned */
     cancel_live(c, TD_ERR_CANCELLED);
-    c->starting = false;
     free_if_over(c);
 }
 
 /* The exchange has its answer; the connection lives on without us. */
 static void answered(struct rt_client *c, int status, td_err err)
 {
-    if (c->x != NULL) {
-        td_http_exchange_on_gone(c->x, NULL, NULL);
+    if (c->x == NULL) {
+        return; /* gone while the last event was being written: counted as that */
     }
+    td_http_exchange_on_gone(c->x, NULL, NULL);
     c->x = NULL;
     rt_metrics_answer(c->shell->metrics, status, err);
 }

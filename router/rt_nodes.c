@@ -47,7 +47,8 @@ td_err rt_nodes_up(struct rt_nodes *ns, const struct td_wire_node_info *info,
     n->n_blocks = info->n_blocks;
     n->max_seqs = info->max_seqs;
     n->address_len = 0;
-    if (info->n_ranks > 0 && info->ranks[0].address_len <= sizeof n->address) {
+    if (info->n_ranks > 0 && info->ranks[0].address_len > 0 &&
+        info->ranks[0].address_len <= sizeof n->address) {
         memcpy(n->address, info->ranks[0].address, info->ranks[0].address_len);
         n->address_len = info->ranks[0].address_len;
     }
