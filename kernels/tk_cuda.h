@@ -62,6 +62,9 @@ struct tk_kv_pool {
 size_t tk_kv_slice_bytes(uint32_t n_kv_heads, uint32_t head_dim, uint32_t header_bytes);
 /* The 5-D map {dim, token, K/V x head, layer, block}, box {64, 16, 1, 1, 1}, 128-byte swizzle. */
 td_err tk_kv_map(const struct tk_kv_pool *pool, struct tk_map *out_map);
+/* One layer for decode: {64, token x head_dim / 64, head, K/V, block}, box {64, 16 head_dim / 64, 1, 2, 1}: K and V of a
+ * head's page in one request. */
+td_err tk_kv_decode_map(const struct tk_kv_pool *pool, uint32_t layer, struct tk_map *out_map);
 
 /* ---- decode attention ---- */
 /* A plan lists the work of one step for all layers: entries (seq, chunk), sequence by sequence,
@@ -77,6 +80,8 @@ td_err tk_plan_host(const int32_t *lens, uint32_t n_seqs, uint32_t *out_words, s
 td_err tk_plan_device(tk_stream s, const int32_t *lens, uint32_t n_seqs, uint32_t *out_words,
                       size_t words);
 
+/* With pdl the kernel starts while the one before it still runs, and reads plan, lens, tables and all KV pages but the one
+ * of each sequence's newest token before that one has ended: those must not be its output. */
 struct tk_attn_decode {
     const struct tk_map *kv; /* host copy of the pool's map */
     const tk_bf16
@@ -85,8 +90,13 @@ struct tk_attn_decode {
     const int32_t *lens;   /* [n_seqs] device */
     const int32_t *tables; /* [n_seqs][table_stride] device, block numbers */
     const uint32_t *plan;  /* device */
-    void *scratch;         /* tk_attn_decode_scratch() bytes, zeroed once at boot */
-    uint32_t n_seqs, n_heads, n_kv_heads, head_dim, layer, table_stride, q_stride, out_stride;
+    /* Fused rope and append, where cos_sin is given (as in tk_rope_kv): q is then rows of q | k | v not yet rotated, the
+     * newest token's position is lens[i] - 1, and its K and V go into the pool on the way. */
+    const float *cos_sin;
+    const struct tk_kv_pool *pool; /* host; only with cos_sin */
+    uint32_t layer;                /* only with cos_sin */
+    void *scratch;                 /* tk_attn_decode_scratch() bytes, zeroed once at boot */
+    uint32_t n_seqs, n_heads, n_kv_heads, head_dim, table_stride, q_stride, out_stride;
     uint32_t max_entries; /* capacity that scratch was sized for */
     float scale;          /* usually 1/sqrt(head_dim) */
     bool pdl;             /* start early behind the previous kernel of the stream */
@@ -113,9 +123,7 @@ struct tk_attn_prefill {
     const struct tk_chunk *chunks; /* device */
     const uint32_t *tiles;         /* device, from tk_tiles_host */
     const int32_t *tables;         /* device, [..][table_stride] */
-    uint32_t *ticket; /* device, one word, zeroed once at boot; the kernel leaves it zero */
     uint32_t n_tiles, n_heads, n_kv_heads, head_dim, layer, table_stride, out_stride;
-    uint32_t max_kv; /* longest pos0 + n; only chooses the order of the work */
     float scale;
 };
 /* Map over rows of q: head_dim 128, rows row_stride elements apart. */

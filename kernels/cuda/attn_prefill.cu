@@ -21,14 +21,14 @@ namespace
 constexpr int D = 128;
 constexpr int KEYS = TK_TILE_KEYS;
 constexpr int ROWS = TK_TILE_ROWS;
-constexpr int STAGES = 2;
 constexpr int CONSUMERS = 256;
 constexpr int THREADS = CONSUMERS + 128;
-constexpr uint32_t HALF = KEYS * 128;       // bytes of 64 dims of a K or V tile
-constexpr uint32_t KV_BYTES = 2 * HALF;     // a K or V tile
-constexpr uint32_t Q_HALF = 64 * 128;       // 64 dims of a warpgroup's rows
+constexpr uint32_t HALF = KEYS * 128;   // bytes of 64 dims of a K or V tile
+constexpr uint32_t KV_BYTES = 2 * HALF; // a K or V tile
+constexpr uint32_t Q_HALF = 64 * 128;   // 64 dims of a warpgroup's rows
 constexpr uint32_t Q_BYTES = ROWS * D * 2;
 constexpr uint32_t PAGE_HALF = TK_BLOCK_TOK * 128;
+constexpr int STAGES = 2; // three were slower
 constexpr int SMEM = (int)(Q_BYTES + 2 * STAGES * KV_BYTES) + 256;
 
 enum { BAR_WG0 = 2, BAR_WG1 = 3, BAR_PAIR = 4, BAR_OUT0 = 5 };
@@ -59,7 +59,8 @@ struct work {
 // evens out a list that is sorted longest first.
 TK_DEV bool work_get(const args &a, uint32_t round, work &w)
 {
-    const uint32_t g = gridDim.x, b = round & 1 ? g - 1 - blockIdx.x : blockIdx.x, idx = round * g + b;
+    const uint32_t g = gridDim.x, b = round & 1 ? g - 1 - blockIdx.x : blockIdx.x,
+                   idx = round * g + b;
     const uint32_t total = a.n_tiles * a.n_heads;
     if (round * g >= total) {
         return false;
@@ -94,8 +95,8 @@ struct ring_pos {
 
 // ---- loader ----
 // Issues one K or V tile: lane = page x 2 + half.
-TK_DEV void load_tile(const CUtensorMap *kv, uint32_t dst, uint32_t full, uint32_t empty, ring_pos &p, int32_t blk,
-                      int pages, int kv_head, int layer, int lane)
+TK_DEV void load_tile(const CUtensorMap *kv, uint32_t dst, uint32_t full, uint32_t empty,
+                      ring_pos &p, int32_t blk, int pages, int kv_head, int layer, int lane)
 {
     bar_wait(empty + 8 * p.st, p.ph ^ 1);
     const uint32_t bar = full + 8 * p.st;
@@ -106,12 +107,14 @@ TK_DEV void load_tile(const CUtensorMap *kv, uint32_t dst, uint32_t full, uint32
     const int page = lane >> 1, half = lane & 1;
     const int32_t b = __shfl_sync(~0u, blk, page);
     if (page < pages) {
-        tma_5d_keep(dst + p.st * KV_BYTES + half * HALF + page * PAGE_HALF, kv, bar, half * 64, 0, kv_head, layer, b);
+        tma_5d_keep(dst + p.st * KV_BYTES + half * HALF + page * PAGE_HALF, kv, bar, half * 64, 0,
+                    kv_head, layer, b);
     }
     p.next();
 }
 
-TK_DEV void loader(const CUtensorMap *kv, const CUtensorMap *q, const smem_map &sm, const args &a, int lane)
+TK_DEV void loader(const CUtensorMap *kv, const CUtensorMap *q, const smem_map &sm, const args &a,
+                   int lane)
 {
     ring_pos kp = {0, 0}, vp = {0, 0};
     uint32_t q_ph = 1;
@@ -134,19 +137,20 @@ TK_DEV void loader(const CUtensorMap *kv, const CUtensorMap *q, const smem_map &
                 if (lane == 0) {
                     bar_expect(sm.q_full, Q_BYTES);
                     for (int i = 0; i < 4; i++) {
-                        tma_3d(sm.q + i * Q_HALF, q, sm.q_full, (i & 1) * 64, w.head, w.row0 + (i >> 1) * 64,
-                               evict_first());
+                        tma_3d(sm.q + i * Q_HALF, q, sm.q_full, (i & 1) * 64, w.head,
+                               w.row0 + (i >> 1) * 64, evict_first());
                     }
                 }
                 __syncwarp();
             } else {
-                load_tile(kv, sm.v, sm.v_full, sm.v_empty, vp, blk_v, pages_v, (int)a.n_kv + kv_head, (int)a.layer,
-                          lane);
+                load_tile(kv, sm.v, sm.v_full, sm.v_empty, vp, blk_v, pages_v,
+                          (int)a.n_kv + kv_head, (int)a.layer, lane);
             }
             blk_v = blk;
             pages_v = pages;
         }
-        load_tile(kv, sm.v, sm.v_full, sm.v_empty, vp, blk_v, pages_v, (int)a.n_kv + kv_head, (int)a.layer, lane);
+        load_tile(kv, sm.v, sm.v_full, sm.v_empty, vp, blk_v, pages_v, (int)a.n_kv + kv_head,
+                  (int)a.layer, lane);
     }
 }
 
@@ -157,7 +161,8 @@ TK_DEV void scores(float (&s)[64], uint32_t q, uint32_t k)
     wg_fence();
 #pragma unroll
     for (int i = 0; i < 8; i++) {
-        wgmma_ss(s, dq + (i >> 2) * (Q_HALF >> 4) + (i & 3) * 2, dk + (i >> 2) * (HALF >> 4) + (i & 3) * 2, i != 0);
+        wgmma_ss(s, dq + (i >> 2) * (Q_HALF >> 4) + (i & 3) * 2,
+                 dk + (i >> 2) * (HALF >> 4) + (i & 3) * 2, i != 0);
     }
     wg_commit();
 }
@@ -171,6 +176,13 @@ TK_DEV void values(float (&o)[64], const uint32_t (&p)[32], uint32_t v)
         wgmma_rs_t(o, p + 4 * i, dv + i * (2048 >> 4));
     }
     wg_commit();
+}
+
+TK_DEV void release(uint32_t bar, int lane)
+{
+    if (lane == 0) {
+        bar_arrive(bar);
+    }
 }
 
 TK_DEV void mask_tile(float (&s)[64], int key0, int pos, int lane)
@@ -201,7 +213,8 @@ TK_DEV void softmax(float (&s)[64], rows_state &r, float (&f)[2], float scale)
         mx = fmaxf(mx, __shfl_xor_sync(~0u, mx, 1));
         mx = fmaxf(mx, __shfl_xor_sync(~0u, mx, 2));
         mx = fmaxf(mx, r.m[h]);
-        const float base = mx == -INFINITY ? 0.f : mx * scale; // nothing visible yet: keep everything zero
+        const float base =
+            mx == -INFINITY ? 0.f : mx * scale; // nothing visible yet: keep everything zero
         f[h] = exp2_fast(r.m[h] * scale - base);
         r.m[h] = mx;
         float sum = 0;
@@ -231,15 +244,17 @@ TK_DEV void zero_tail(uint32_t v, int valid, int tid)
     // Both warpgroups are here, for the same tile.
     for (int i = tid; i < (KEYS - valid) * 16; i += CONSUMERS) {
         const int row = valid + (i >> 4), half = (i >> 3) & 1;
-        asm volatile("st.shared.v4.b32 [%0], {%1,%1,%1,%1};" ::"r"(v + half * HALF + row * 128 + (i & 7) * 16), "r"(0)
+        asm volatile("st.shared.v4.b32 [%0], {%1,%1,%1,%1};" ::"r"(v + half * HALF + row * 128 +
+                                                                   (i & 7) * 16),
+                     "r"(0)
                      : "memory");
     }
     proxy_fence();
     named_sync(BAR_PAIR, CONSUMERS);
 }
 
-TK_DEV void store_out(const float (&o)[64], const rows_state &r, const args &a, const work &w, uint32_t q, int wg,
-                      int t)
+TK_DEV void store_out(const float (&o)[64], const rows_state &r, const args &a, const work &w,
+                      uint32_t q, int wg, int t)
 {
     const int lane = t & 31, warp = t >> 5;
     float inv[2];
@@ -254,7 +269,8 @@ TK_DEV void store_out(const float (&o)[64], const rows_state &r, const args &a, 
     const int row = warp * 16 + (lane & 15), x = (row & 7) << 4;
 #pragma unroll
     for (int c = 0; c < 8; c++) {
-        const uint32_t at = q + (c >> 2) * Q_HALF + row * 128 + (((c & 3) * 32 + (lane >> 4) * 16) ^ x);
+        const uint32_t at =
+            q + (c >> 2) * Q_HALF + row * 128 + (((c & 3) * 32 + (lane >> 4) * 16) ^ x);
         stsm_x4(at, pack_bf16(o[8 * c] * inv[0], o[8 * c + 1] * inv[0]),
                 pack_bf16(o[8 * c + 2] * inv[1], o[8 * c + 3] * inv[1]),
                 pack_bf16(o[8 * c + 4] * inv[0], o[8 * c + 5] * inv[0]),
@@ -271,7 +287,8 @@ TK_DEV void store_out(const float (&o)[64], const rows_state &r, const args &a, 
                      : "r"(q + (c >> 3) * Q_HALF + rr * 128 + (((c & 7) * 16) ^ ((rr & 7) << 4)))
                      : "memory");
         if (wg * 64 + rr < w.rows) {
-            tk_bf16 *dst = a.out + (size_t)(w.row0 + wg * 64 + rr) * a.out_stride + (size_t)w.head * D;
+            tk_bf16 *dst =
+                a.out + (size_t)(w.row0 + wg * 64 + rr) * a.out_stride + (size_t)w.head * D;
             reinterpret_cast<uint4 *>(dst)[c] = v;
         }
     }
@@ -309,7 +326,7 @@ TK_DEV void compute(const smem_map &sm, const args &a, int wg, int t)
         scores(s, q, sm.k + kp.st * KV_BYTES);
         named_arrive(other, CONSUMERS);
         wg_wait<0>();
-        bar_arrive(sm.k_empty + 8 * kp.st);
+        release(sm.k_empty + 8 * kp.st, lane);
         kp.next();
         mask_tile(s, j * KEYS, pos, lane);
         softmax(s, r, f, a.scale_log2);
@@ -326,25 +343,28 @@ TK_DEV void compute(const smem_map &sm, const args &a, int wg, int t)
             values(o, p, sm.v + vp.st * KV_BYTES);
             named_arrive(other, CONSUMERS);
             wg_wait<1>();
-            bar_arrive(sm.k_empty + 8 * kp.st);
+            release(sm.k_empty + 8 * kp.st, lane);
             kp.next();
             if (j * KEYS + KEYS - 1 > w.pos0) {
                 mask_tile(s, j * KEYS, pos, lane);
             }
             softmax(s, r, f, a.scale_log2);
             wg_wait<0>();
-            bar_arrive(sm.v_empty + 8 * vp.st);
+            release(sm.v_empty + 8 * vp.st, lane);
             vp.next();
+            // Multiplying by 1 is exact, so leaving it out where no maximum moved changes no bit.
+            if (__any_sync(~0u, f[0] != 1.f || f[1] != 1.f)) {
 #pragma unroll
-            for (int i = 0; i < 64; i++) {
-                o[i] *= f[(i >> 1) & 1];
+                for (int i = 0; i < 64; i++) {
+                    o[i] *= f[(i >> 1) & 1];
+                }
             }
             pack_p(p, s);
         }
         bar_wait(sm.v_full + 8 * vp.st, vp.ph);
         values(o, p, sm.v + vp.st * KV_BYTES);
         wg_wait<0>();
-        bar_arrive(sm.v_empty + 8 * vp.st);
+        release(sm.v_empty + 8 * vp.st, lane);
         vp.next();
         store_out(o, r, a, w, q, wg, t);
         proxy_fence(); // the next TMA write of Q comes after our use of its memory
@@ -353,7 +373,8 @@ TK_DEV void compute(const smem_map &sm, const args &a, int wg, int t)
 }
 
 __global__ void __launch_bounds__(THREADS, 1)
-    attn_prefill_kernel(const __grid_constant__ CUtensorMap kv, const __grid_constant__ CUtensorMap q, const args a)
+    attn_prefill_kernel(const __grid_constant__ CUtensorMap kv,
+                        const __grid_constant__ CUtensorMap q, const args a)
 {
     extern __shared__ unsigned char raw[];
     smem_map sm;
@@ -376,8 +397,8 @@ __global__ void __launch_bounds__(THREADS, 1)
         for (int i = 0; i < STAGES; i++) {
             bar_init(sm.k_full + 8 * i, 1);
             bar_init(sm.v_full + 8 * i, 1);
-            bar_init(sm.k_empty + 8 * i, CONSUMERS);
-            bar_init(sm.v_empty + 8 * i, CONSUMERS);
+            bar_init(sm.k_empty + 8 * i, CONSUMERS / 32);
+            bar_init(sm.v_empty + 8 * i, CONSUMERS / 32);
         }
         bar_init_fence();
         tma_prefetch_map(&kv);
@@ -399,8 +420,8 @@ __global__ void __launch_bounds__(THREADS, 1)
 
 extern "C" td_err tk_attn_prefill(tk_stream s, const struct tk_attn_prefill *p)
 {
-    if (p->head_dim != (uint32_t)D || p->n_kv_heads == 0 || p->n_heads % p->n_kv_heads != 0 || p->n_tiles == 0 ||
-        p->out_stride % 8 != 0) {
+    if (p->head_dim != (uint32_t)D || p->n_kv_heads == 0 || p->n_heads % p->n_kv_heads != 0 ||
+        p->n_tiles == 0 || p->out_stride % 8 != 0) {
         return TD_ERR_UNSUPPORTED;
     }
     const tk_dev *dev = tk_device();
@@ -420,10 +441,11 @@ extern "C" td_err tk_attn_prefill(tk_stream s, const struct tk_attn_prefill *p)
     a.table_stride = p->table_stride;
     a.out_stride = p->out_stride;
     a.scale_log2 = p->scale * 1.44269504088896f;
-    TK_TRY_CUDA(cudaFuncSetAttribute(attn_prefill_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SMEM));
+    TD_TRY(tk_prepare(attn_prefill_kernel, SMEM));
     const uint32_t total = p->n_tiles * p->n_heads;
     tk_launch l(s, total < dev->sms ? total : dev->sms, THREADS, SMEM, 1, false);
-    TK_TRY_CUDA(cudaLaunchKernelEx(&l.cfg, attn_prefill_kernel, *(const CUtensorMap *)(const void *)p->kv->bytes,
+    TK_TRY_CUDA(cudaLaunchKernelEx(&l.cfg, attn_prefill_kernel,
+                                   *(const CUtensorMap *)(const void *)p->kv->bytes,
                                    *(const CUtensorMap *)(const void *)p->q->bytes, a));
     return TD_OK;
 }

@@ -17,18 +17,18 @@ constexpr int MAX_PLANS = 64;
 constexpr int CANDIDATES = 8;
 constexpr int TRIALS = 5;
 
-#define LT_FUNCTIONS(X)                                                                                               \
-    X(cublasLtCreate)                                                                                                 \
-    X(cublasLtDestroy)                                                                                                \
-    X(cublasLtMatmul)                                                                                                 \
-    X(cublasLtMatmulDescCreate)                                                                                       \
-    X(cublasLtMatmulDescDestroy)                                                                                      \
-    X(cublasLtMatmulDescSetAttribute)                                                                                 \
-    X(cublasLtMatrixLayoutCreate)                                                                                     \
-    X(cublasLtMatrixLayoutDestroy)                                                                                    \
-    X(cublasLtMatmulPreferenceCreate)                                                                                 \
-    X(cublasLtMatmulPreferenceDestroy)                                                                                \
-    X(cublasLtMatmulPreferenceSetAttribute)                                                                           \
+#define LT_FUNCTIONS(X)                                                                            \
+    X(cublasLtCreate)                                                                              \
+    X(cublasLtDestroy)                                                                             \
+    X(cublasLtMatmul)                                                                              \
+    X(cublasLtMatmulDescCreate)                                                                    \
+    X(cublasLtMatmulDescDestroy)                                                                   \
+    X(cublasLtMatmulDescSetAttribute)                                                              \
+    X(cublasLtMatrixLayoutCreate)                                                                  \
+    X(cublasLtMatrixLayoutDestroy)                                                                 \
+    X(cublasLtMatmulPreferenceCreate)                                                              \
+    X(cublasLtMatmulPreferenceDestroy)                                                             \
+    X(cublasLtMatmulPreferenceSetAttribute)                                                        \
     X(cublasLtMatmulAlgoGetHeuristic)
 
 struct library {
@@ -51,10 +51,10 @@ bool open_library(library *l)
     if (l->so == nullptr) {
         return false;
     }
-#define LT_LOAD(f)                                                                                                    \
-    l->f##_ = reinterpret_cast<decltype(&f)>(dlsym(l->so, #f));                                                       \
-    if (l->f##_ == nullptr) {                                                                                         \
-        return false;                                                                                                 \
+#define LT_LOAD(f)                                                                                 \
+    l->f##_ = reinterpret_cast<decltype(&f)>(dlsym(l->so, #f));                                    \
+    if (l->f##_ == nullptr) {                                                                      \
+        return false;                                                                              \
     }
     LT_FUNCTIONS(LT_LOAD)
 #undef LT_LOAD
@@ -71,12 +71,12 @@ struct tk_lt {
     plan plans[MAX_PLANS];
 };
 
-#define TRY_LT(call)                                                                                                  \
-    do {                                                                                                              \
-        const cublasStatus_t st_ = (call);                                                                            \
-        if (st_ != CUBLAS_STATUS_SUCCESS) {                                                                           \
-            return tk_cuda_fail(cudaErrorUnknown, #call);                                                             \
-        }                                                                                                             \
+#define TRY_LT(call)                                                                               \
+    do {                                                                                           \
+        const cublasStatus_t st_ = (call);                                                         \
+        if (st_ != CUBLAS_STATUS_SUCCESS) {                                                        \
+            return tk_cuda_fail(cudaErrorUnknown, #call);                                          \
+        }                                                                                          \
     } while (0)
 
 extern "C" tk_lt *tk_lt_destroy(tk_lt *lt)
@@ -132,11 +132,13 @@ static plan *find_plan(tk_lt *lt, const struct tk_lt_product *p)
 }
 
 // In the library's column-major words: D (n x m, ld ldy) = W^T (k x n, ld k) * X (k x m, ld ldx).
-static td_err run_plan(tk_lt *lt, tk_stream s, const struct tk_lt_product *p, plan *q, const cublasLtMatmulAlgo_t *algo)
+static td_err run_plan(tk_lt *lt, tk_stream s, const struct tk_lt_product *p, plan *q,
+                       const cublasLtMatmulAlgo_t *algo)
 {
     const float one = 1.f, zero = 0.f;
-    TRY_LT(lt->lib.cublasLtMatmul_(lt->handle, q->desc, &one, p->w, q->a, p->x, q->b, q->add ? &one : &zero,
-                                   q->add ? p->c : p->y, q->d, p->y, q->d, algo, lt->workspace, lt->workspace_bytes, s));
+    TRY_LT(lt->lib.cublasLtMatmul_(lt->handle, q->desc, &one, p->w, q->a, p->x, q->b,
+                                   q->add ? &one : &zero, q->add ? p->c : p->y, q->d, p->y, q->d,
+                                   algo, lt->workspace, lt->workspace_bytes, s));
     return TD_OK;
 }
 
@@ -153,7 +155,8 @@ static td_err time_algo(tk_lt *lt, tk_stream s, const struct tk_lt_product *p, p
         (void)cudaEventRecord(a, s);
         e = run_plan(lt, s, p, q, algo);
         (void)cudaEventRecord(b, s);
-        if (cudaEventSynchronize(b) != cudaSuccess || cudaEventElapsedTime(&ms, a, b) != cudaSuccess) {
+        if (cudaEventSynchronize(b) != cudaSuccess ||
+            cudaEventElapsedTime(&ms, a, b) != cudaSuccess) {
             e = TD_ERR_DEVICE;
         }
         best = ms < best ? ms : best;
@@ -174,7 +177,8 @@ static td_err fill_plan(tk_lt *lt, const struct tk_lt_product *p, plan *q)
     q->ldy = p->ldy;
     q->add = p->c != nullptr;
     TRY_LT(lt->lib.cublasLtMatmulDescCreate_(&q->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F));
-    TRY_LT(lt->lib.cublasLtMatmulDescSetAttribute_(q->desc, CUBLASLT_MATMUL_DESC_TRANSA, &t, sizeof t));
+    TRY_LT(lt->lib.cublasLtMatmulDescSetAttribute_(q->desc, CUBLASLT_MATMUL_DESC_TRANSA, &t,
+                                                   sizeof t));
     TRY_LT(lt->lib.cublasLtMatrixLayoutCreate_(&q->a, CUDA_R_16BF, p->k, p->n, p->k));
     TRY_LT(lt->lib.cublasLtMatrixLayoutCreate_(&q->b, CUDA_R_16BF, p->k, p->m, p->ldx));
     TRY_LT(lt->lib.cublasLtMatrixLayoutCreate_(&q->d, CUDA_R_16BF, p->n, p->m, p->ldy));
@@ -194,14 +198,15 @@ extern "C" td_err tk_lt_plan(tk_lt *lt, tk_stream s, const struct tk_lt_product 
     cublasLtMatmulPreference_t pref;
     TRY_LT(lt->lib.cublasLtMatmulPreferenceCreate_(&pref));
     const uint32_t no_split = CUBLASLT_REDUCTION_SCHEME_NONE;
-    TRY_LT(lt->lib.cublasLtMatmulPreferenceSetAttribute_(pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-                                                         &lt->workspace_bytes, sizeof lt->workspace_bytes));
-    TRY_LT(lt->lib.cublasLtMatmulPreferenceSetAttribute_(pref, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &no_split,
-                                                         sizeof no_split));
+    TRY_LT(lt->lib.cublasLtMatmulPreferenceSetAttribute_(
+        pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &lt->workspace_bytes,
+        sizeof lt->workspace_bytes));
+    TRY_LT(lt->lib.cublasLtMatmulPreferenceSetAttribute_(
+        pref, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &no_split, sizeof no_split));
     cublasLtMatmulHeuristicResult_t got[CANDIDATES];
     int n = 0;
-    const cublasStatus_t st = lt->lib.cublasLtMatmulAlgoGetHeuristic_(lt->handle, q->desc, q->a, q->b, q->d, q->d, pref,
-                                                                      CANDIDATES, got, &n);
+    const cublasStatus_t st = lt->lib.cublasLtMatmulAlgoGetHeuristic_(
+        lt->handle, q->desc, q->a, q->b, q->d, q->d, pref, CANDIDATES, got, &n);
     (void)lt->lib.cublasLtMatmulPreferenceDestroy_(pref);
     if (st != CUBLAS_STATUS_SUCCESS || n == 0) {
         return TD_ERR_UNSUPPORTED;

@@ -8,12 +8,12 @@
 // Remembers CUDA's own text for the log of whoever decides (tk_cuda_last_error).
 td_err tk_cuda_fail(cudaError_t e, const char *what);
 
-#define TK_TRY_CUDA(call)                                                                                             \
-    do {                                                                                                              \
-        const cudaError_t tk_e_ = (call);                                                                             \
-        if (tk_e_ != cudaSuccess) {                                                                                   \
-            return tk_cuda_fail(tk_e_, #call);                                                                        \
-        }                                                                                                             \
+#define TK_TRY_CUDA(call)                                                                          \
+    do {                                                                                           \
+        const cudaError_t tk_e_ = (call);                                                          \
+        if (tk_e_ != cudaSuccess) {                                                                \
+            return tk_cuda_fail(tk_e_, #call);                                                     \
+        }                                                                                          \
     } while (0)
 
 struct tk_dev {
@@ -22,6 +22,19 @@ struct tk_dev {
 };
 // Facts of the current device, read once per device; NULL when CUDA refuses.
 const tk_dev *tk_device();
+
+// Dynamic shared memory of a kernel, and the largest carve-out: kernels that run under each other's tails
+// (programmatic launch) must agree on it, or the SM is drained to switch.
+template <typename F> static td_err tk_prepare(F *kernel, size_t smem)
+{
+    TK_TRY_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                     cudaSharedmemCarveoutMaxShared));
+    if (smem > 0) {
+        TK_TRY_CUDA(
+            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem));
+    }
+    return TD_OK;
+}
 
 // A launch configuration with cluster size and programmatic launch.
 struct tk_launch {

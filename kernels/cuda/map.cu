@@ -11,17 +11,18 @@ namespace
 {
 thread_local char last_error[256] = "";
 
-typedef CUresult (*encode_fn)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,
-                              const cuuint64_t *, const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave,
-                              CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+typedef CUresult (*encode_fn)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *,
+                              const cuuint64_t *, const cuuint64_t *, const cuuint32_t *,
+                              const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
+                              CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 
 encode_fn encoder()
 {
     static encode_fn fn = [] {
         void *p = nullptr;
         cudaDriverEntryPointQueryResult st;
-        if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &p, 12000, cudaEnableDefault, &st) !=
-                cudaSuccess ||
+        if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &p, 12000, cudaEnableDefault,
+                                             &st) != cudaSuccess ||
             st != cudaDriverEntryPointSuccess) {
             p = nullptr;
         }
@@ -31,8 +32,8 @@ encode_fn encoder()
 }
 
 // bf16, 128-byte swizzle; strides in bytes of dims 1 .. rank - 1.
-td_err encode(tk_map *out, const void *base, uint32_t rank, const cuuint64_t *dims, const cuuint64_t *strides,
-              const cuuint32_t *box)
+td_err encode(tk_map *out, const void *base, uint32_t rank, const cuuint64_t *dims,
+              const cuuint64_t *strides, const cuuint32_t *box)
 {
     static_assert(sizeof(CUtensorMap) == sizeof(out->bytes), "tensor map size");
     const encode_fn fn = encoder();
@@ -42,9 +43,9 @@ td_err encode(tk_map *out, const void *base, uint32_t rank, const cuuint64_t *di
     const cuuint32_t ones[5] = {1, 1, 1, 1, 1};
     CUtensorMap m;
     const CUresult r =
-        fn(&m, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, rank, const_cast<void *>(base), dims, strides, box, ones,
-           CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-           CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+        fn(&m, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, rank, const_cast<void *>(base), dims, strides, box,
+           ones, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+           CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (r != CUDA_SUCCESS) {
         snprintf(last_error, sizeof last_error, "cuTensorMapEncodeTiled: %d", (int)r);
         return TD_ERR_UNSUPPORTED;
@@ -95,11 +96,30 @@ extern "C" td_err tk_kv_map(const tk_kv_pool *p, tk_map *out)
         p->slice_bytes % 16 != 0 || p->header_bytes % 16 != 0) {
         return TD_ERR_UNSUPPORTED;
     }
-    const cuuint64_t dims[5] = {p->head_dim, TK_BLOCK_TOK, 2 * p->n_kv_heads, p->n_layers, p->n_blocks};
-    const cuuint64_t strides[4] = {p->head_dim * 2, (cuuint64_t)TK_BLOCK_TOK * p->head_dim * 2, p->slice_bytes,
-                                   p->slice_bytes * p->n_layers};
+    const cuuint64_t dims[5] = {p->head_dim, TK_BLOCK_TOK, 2 * p->n_kv_heads, p->n_layers,
+                                p->n_blocks};
+    const cuuint64_t strides[4] = {p->head_dim * 2, (cuuint64_t)TK_BLOCK_TOK * p->head_dim * 2,
+                                   p->slice_bytes, p->slice_bytes * p->n_layers};
     const cuuint32_t box[5] = {64, TK_BLOCK_TOK, 1, 1, 1};
     return encode(out, static_cast<const char *>(p->base) + p->header_bytes, 5, dims, strides, box);
+}
+
+extern "C" td_err tk_kv_decode_map(const tk_kv_pool *p, uint32_t layer, tk_map *out)
+{
+    const size_t body = (size_t)2 * p->n_kv_heads * TK_BLOCK_TOK * p->head_dim * 2;
+    if ((p->head_dim != 64 && p->head_dim != 128) || layer >= p->n_layers ||
+        p->slice_bytes < body + p->header_bytes || p->slice_bytes % 16 != 0 ||
+        p->header_bytes % 16 != 0) {
+        return TD_ERR_UNSUPPORTED;
+    }
+    const cuuint64_t rows = (cuuint64_t)TK_BLOCK_TOK * p->head_dim / 64;
+    const cuuint64_t dims[5] = {64, rows, p->n_kv_heads, 2, p->n_blocks};
+    const cuuint64_t strides[4] = {128, rows * 128, rows * 128 * p->n_kv_heads,
+                                   p->slice_bytes * p->n_layers};
+    const cuuint32_t box[5] = {64, (cuuint32_t)rows, 1, 2, 1};
+    return encode(out,
+                  static_cast<const char *>(p->base) + layer * p->slice_bytes + p->header_bytes, 5,
+                  dims, strides, box);
 }
 
 extern "C" td_err tk_rows_map(const tk_bf16 *q, uint32_t rows, uint32_t n_heads, uint32_t head_dim,
@@ -132,7 +152,8 @@ static uint32_t padded_rows(uint32_t rows)
     return rows <= 8 ? 8 : rows <= 16 ? 16 : rows <= 32 ? 32 : 64;
 }
 
-extern "C" td_err tk_flat_x_map(const tk_bf16 *x, uint32_t rows, uint32_t k, uint32_t row_stride, tk_map *out)
+extern "C" td_err tk_flat_x_map(const tk_bf16 *x, uint32_t rows, uint32_t k, uint32_t row_stride,
+                                tk_map *out)
 {
     if (rows == 0 || rows > TK_MAX_ROWS || k % 64 != 0 || row_stride % 8 != 0) {
         return TD_ERR_UNSUPPORTED;

@@ -19,7 +19,8 @@ TK_DEV void unpack8(const uint4 v, float f[8])
 }
 TK_DEV uint4 pack8(const float f[8])
 {
-    return make_uint4(pack_bf16(f[0], f[1]), pack_bf16(f[2], f[3]), pack_bf16(f[4], f[5]), pack_bf16(f[6], f[7]));
+    return make_uint4(pack_bf16(f[0], f[1]), pack_bf16(f[2], f[3]), pack_bf16(f[4], f[5]),
+                      pack_bf16(f[6], f[7]));
 }
 
 // Sum over the block in a fixed order: lanes by shuffle, then warps ascending.
@@ -42,13 +43,13 @@ TK_DEV float block_sum(float v)
 }
 
 __global__ void __launch_bounds__(NORM_THREADS)
-    embed_kernel(const tk_bf16 *table, const int32_t *tokens, uint32_t dim, const tk_bf16 *gain, tk_bf16 *h,
-                 tk_bf16 *hg, float *sumsq)
+    embed_kernel(const tk_bf16 *table, const int32_t *tokens, uint32_t dim, const tk_bf16 *gain,
+                 tk_bf16 *h, tk_bf16 *hg, float *sumsq)
 {
     pdl_wait();
     pdl_launch();
     const uint32_t row = blockIdx.x, vecs = dim / 8;
-    const uint4 *src = reinterpret_cast<const uint4 *>(table + (size_t)tokens[row] * dim);
+    const uint4 *src = reinterpret_cast<const uint4 *>(table + (size_t)__ldcg(tokens + row) * dim);
     uint4 *dst = reinterpret_cast<uint4 *>(h + (size_t)row * dim);
     float q = 0;
     for (uint32_t i = threadIdx.x; i < vecs; i += NORM_THREADS) {
@@ -75,7 +76,8 @@ __global__ void __launch_bounds__(NORM_THREADS)
 }
 
 __global__ void __launch_bounds__(NORM_THREADS)
-    rmsnorm_kernel(tk_bf16 *h, const tk_bf16 *add, const tk_bf16 *gain, tk_bf16 *out, uint32_t dim, float eps)
+    rmsnorm_kernel(tk_bf16 *h, const tk_bf16 *add, const tk_bf16 *gain, tk_bf16 *out, uint32_t dim,
+                   float eps)
 {
     const uint32_t row = blockIdx.x, vecs = dim / 8;
     uint4 *hp = reinterpret_cast<uint4 *>(h + (size_t)row * dim);
@@ -142,13 +144,13 @@ __global__ void __launch_bounds__(256) rope_kv_kernel(const rope_args a)
         return;
     }
     const uint32_t i = idx % per_head, head = idx / per_head % heads, row = idx / per_head / heads;
-    const int pos = a.pos[row];
+    const int pos = __ldcg(a.pos + row);
     if (pos < 0) {
         return;
     }
     tk_bf16 *src = a.qkv + (size_t)row * a.row_stride + head * a.head_dim;
-    uint4 lo = reinterpret_cast<const uint4 *>(src)[i];
-    uint4 hi = reinterpret_cast<const uint4 *>(src + a.head_dim / 2)[i];
+    uint4 lo = __ldcg(reinterpret_cast<const uint4 *>(src) + i);
+    uint4 hi = __ldcg(reinterpret_cast<const uint4 *>(src + a.head_dim / 2) + i);
     if (head < a.n_heads + a.n_kv) {
         const float *cs = a.cos_sin + (size_t)pos * a.head_dim + 8 * i;
         float x[8], y[8], u[8], v[8];
@@ -175,8 +177,8 @@ __global__ void __launch_bounds__(256) rope_kv_kernel(const rope_args a)
     reinterpret_cast<uint4 *>(dst + a.head_dim / 2)[i] = hi;
 }
 
-__global__ void __launch_bounds__(256)
-    swiglu_kernel(const tk_bf16 *gu, tk_bf16 *out, uint32_t rows, uint32_t ffn, uint32_t interleaved)
+__global__ void __launch_bounds__(256) swiglu_kernel(const tk_bf16 *gu, tk_bf16 *out, uint32_t rows,
+                                                     uint32_t ffn, uint32_t interleaved)
 {
     const uint32_t vecs = ffn / 8;
     const size_t idx = (size_t)blockIdx.x * 256 + threadIdx.x;
@@ -197,7 +199,8 @@ __global__ void __launch_bounds__(256)
 }
 
 __global__ void __launch_bounds__(32)
-    argmax_end_kernel(const float *val, const int32_t *idx, uint32_t parts, int32_t *token, int32_t *pos, int32_t *lens)
+    argmax_end_kernel(const float *val, const int32_t *idx, uint32_t parts, int32_t *token,
+                      int32_t *pos, int32_t *lens)
 {
     pdl_wait();
     pdl_launch();
@@ -222,7 +225,8 @@ __global__ void __launch_bounds__(32)
         }
     }
     if (lane == 0) {
-        token[row] = b == 0x7fffffff ? 0 : b; // all NaN: token 0, the engine checks logits on its own path
+        token[row] =
+            b == 0x7fffffff ? 0 : b; // all NaN: token 0, the engine checks logits on its own path
         if (pos != nullptr) {
             pos[row]++;
         }
@@ -234,19 +238,21 @@ __global__ void __launch_bounds__(32)
 
 } // namespace
 
-extern "C" td_err tk_embed(tk_stream s, const tk_bf16 *table, const int32_t *tokens, uint32_t rows, uint32_t dim,
-                           const tk_bf16 *gain, tk_bf16 *h, tk_bf16 *hg, float *sumsq, bool pdl)
+extern "C" td_err tk_embed(tk_stream s, const tk_bf16 *table, const int32_t *tokens, uint32_t rows,
+                           uint32_t dim, const tk_bf16 *gain, tk_bf16 *h, tk_bf16 *hg, float *sumsq,
+                           bool pdl)
 {
     if (rows == 0 || dim % 8 != 0 || (hg != nullptr && rows > TK_MAX_ROWS)) {
         return TD_ERR_UNSUPPORTED;
     }
     tk_launch l(s, rows, NORM_THREADS, 0, 1, pdl);
+    TD_TRY(tk_prepare(embed_kernel, 0));
     TK_TRY_CUDA(cudaLaunchKernelEx(&l.cfg, embed_kernel, table, tokens, dim, gain, h, hg, sumsq));
     return TD_OK;
 }
 
-extern "C" td_err tk_rmsnorm(tk_stream s, tk_bf16 *h, const tk_bf16 *add, const tk_bf16 *gain, tk_bf16 *out,
-                             uint32_t rows, uint32_t dim, float eps)
+extern "C" td_err tk_rmsnorm(tk_stream s, tk_bf16 *h, const tk_bf16 *add, const tk_bf16 *gain,
+                             tk_bf16 *out, uint32_t rows, uint32_t dim, float eps)
 {
     if (rows == 0 || dim % 8 != 0 || dim > NORM_THREADS * MAX_VEC * 8) {
         return TD_ERR_UNSUPPORTED;
@@ -267,7 +273,8 @@ extern "C" td_err tk_rope_kv(tk_stream s, const struct tk_rope_kv *p)
     a.pos = p->pos;
     a.table_of = p->table_of;
     a.tables = p->tables;
-    a.pool = static_cast<unsigned char *>(p->pool->base) + p->layer * p->pool->slice_bytes + p->pool->header_bytes;
+    a.pool = static_cast<unsigned char *>(p->pool->base) + p->layer * p->pool->slice_bytes +
+             p->pool->header_bytes;
     a.block_bytes = p->pool->slice_bytes * p->pool->n_layers;
     a.rows = p->rows;
     a.n_heads = p->n_heads;
@@ -277,28 +284,33 @@ extern "C" td_err tk_rope_kv(tk_stream s, const struct tk_rope_kv *p)
     a.row_stride = p->row_stride;
     const size_t threads = (size_t)p->rows * (p->n_heads + 2 * p->n_kv_heads) * (p->head_dim / 16);
     tk_launch l(s, (uint32_t)((threads + 255) / 256), 256, 0, 1, p->pdl);
+    TD_TRY(tk_prepare(rope_kv_kernel, 0));
     TK_TRY_CUDA(cudaLaunchKernelEx(&l.cfg, rope_kv_kernel, a));
     return TD_OK;
 }
 
-extern "C" td_err tk_swiglu(tk_stream s, const tk_bf16 *gate_up, tk_bf16 *out, uint32_t rows, uint32_t ffn,
-                            bool interleaved)
+extern "C" td_err tk_swiglu(tk_stream s, const tk_bf16 *gate_up, tk_bf16 *out, uint32_t rows,
+                            uint32_t ffn, bool interleaved)
 {
     if (rows == 0 || ffn % 8 != 0) {
         return TD_ERR_UNSUPPORTED;
     }
     tk_launch l(s, (uint32_t)(((size_t)rows * (ffn / 8) + 255) / 256), 256, 0, 1, false);
-    TK_TRY_CUDA(cudaLaunchKernelEx(&l.cfg, swiglu_kernel, gate_up, out, rows, ffn, (uint32_t)interleaved));
+    TK_TRY_CUDA(
+        cudaLaunchKernelEx(&l.cfg, swiglu_kernel, gate_up, out, rows, ffn, (uint32_t)interleaved));
     return TD_OK;
 }
 
-extern "C" td_err tk_argmax_end(tk_stream s, const float *best_val, const int32_t *best_idx, uint32_t parts,
-                                uint32_t rows, int32_t *token, int32_t *pos, int32_t *lens, bool pdl)
+extern "C" td_err tk_argmax_end(tk_stream s, const float *best_val, const int32_t *best_idx,
+                                uint32_t parts, uint32_t rows, int32_t *token, int32_t *pos,
+                                int32_t *lens, bool pdl)
 {
     if (rows == 0 || rows > TK_MAX_ROWS || parts == 0 || parts > TK_ARGMAX_PARTS) {
         return TD_ERR_UNSUPPORTED;
     }
     tk_launch l(s, rows, 32, 0, 1, pdl);
-    TK_TRY_CUDA(cudaLaunchKernelEx(&l.cfg, argmax_end_kernel, best_val, best_idx, parts, token, pos, lens));
+    TD_TRY(tk_prepare(argmax_end_kernel, 0));
+    TK_TRY_CUDA(
+        cudaLaunchKernelEx(&l.cfg, argmax_end_kernel, best_val, best_idx, parts, token, pos, lens));
     return TD_OK;
 }

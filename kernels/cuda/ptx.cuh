@@ -6,7 +6,7 @@
 #include <cuda_runtime.h>
 #include <stdint.h>
 
-#define TK_DEV static __device__ __forceinline__
+#define TK_DEV        static __device__ __forceinline__
 #define TK_DEV_MEMBER __device__ __forceinline__
 
 TK_DEV uint32_t smem_u32(const void *p)
@@ -25,7 +25,8 @@ TK_DEV void bar_init_fence()
 }
 TK_DEV void bar_expect(uint32_t bar, uint32_t bytes)
 {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes)
+                 : "memory");
 }
 TK_DEV void bar_arrive(uint32_t bar)
 {
@@ -38,6 +39,17 @@ TK_DEV void bar_wait(uint32_t bar, uint32_t phase)
                  "@p bra DONE_%=;\nbra WAIT_%=;\nDONE_%=:\n}" ::"r"(bar),
                  "r"(phase)
                  : "memory");
+}
+
+TK_DEV bool bar_test(uint32_t bar, uint32_t phase)
+{
+    uint32_t ok;
+    asm volatile("{\n.reg .pred p;\nmbarrier.test_wait.parity.shared::cta.b64 p, [%1], "
+                 "%2;\nselp.u32 %0, 1, 0, p;\n}"
+                 : "=r"(ok)
+                 : "r"(bar), "r"(phase)
+                 : "memory");
+    return ok != 0;
 }
 
 // ---- TMA ----
@@ -57,38 +69,45 @@ TK_DEV void tma_prefetch_map(const CUtensorMap *m)
 {
     asm volatile("prefetch.tensormap [%0];" ::"l"(m) : "memory");
 }
-TK_DEV void tma_5d(uint32_t dst, const CUtensorMap *m, uint32_t bar, int c0, int c1, int c2, int c3, int c4,
-                   uint64_t pol)
+TK_DEV void tma_5d(uint32_t dst, const CUtensorMap *m, uint32_t bar, int c0, int c1, int c2, int c3,
+                   int c4, uint64_t pol)
 {
-    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::"
+                 "cache_hint "
                  "[%0], [%1, {%3, %4, %5, %6, %7}], [%2], %8;" ::"r"(dst),
                  "l"(m), "r"(bar), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "l"(pol)
                  : "memory");
 }
-TK_DEV void tma_5d_keep(uint32_t dst, const CUtensorMap *m, uint32_t bar, int c0, int c1, int c2, int c3, int c4)
+TK_DEV void tma_5d_keep(uint32_t dst, const CUtensorMap *m, uint32_t bar, int c0, int c1, int c2,
+                        int c3, int c4)
 {
     asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes "
                  "[%0], [%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(dst),
                  "l"(m), "r"(bar), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
                  : "memory");
 }
-TK_DEV void tma_4d(uint32_t dst, const CUtensorMap *m, uint32_t bar, int c0, int c1, int c2, int c3, uint64_t pol)
+TK_DEV void tma_4d(uint32_t dst, const CUtensorMap *m, uint32_t bar, int c0, int c1, int c2, int c3,
+                   uint64_t pol)
 {
-    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::"
+                 "cache_hint "
                  "[%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(dst),
                  "l"(m), "r"(bar), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "l"(pol)
                  : "memory");
 }
-TK_DEV void tma_3d(uint32_t dst, const CUtensorMap *m, uint32_t bar, int c0, int c1, int c2, uint64_t pol)
+TK_DEV void tma_3d(uint32_t dst, const CUtensorMap *m, uint32_t bar, int c0, int c1, int c2,
+                   uint64_t pol)
 {
-    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::"
+                 "cache_hint "
                  "[%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(dst),
                  "l"(m), "r"(bar), "r"(c0), "r"(c1), "r"(c2), "l"(pol)
                  : "memory");
 }
 TK_DEV void tma_2d(uint32_t dst, const CUtensorMap *m, uint32_t bar, int c0, int c1, uint64_t pol)
 {
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::"
+                 "cache_hint "
                  "[%0], [%1, {%3, %4}], [%2], %5;" ::"r"(dst),
                  "l"(m), "r"(bar), "r"(c0), "r"(c1), "l"(pol)
                  : "memory");
@@ -126,6 +145,10 @@ TK_DEV void cluster_arrive()
 {
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
+TK_DEV void cluster_arrive_relaxed() // orders nothing: only counts
+{
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
 TK_DEV void cluster_wait()
 {
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
@@ -139,7 +162,21 @@ TK_DEV uint32_t map_rank(uint32_t addr, uint32_t rank)
 TK_DEV float ld_cluster(uint32_t addr)
 {
     float v;
-    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(addr) : "memory");
+    asm volatile("ld.shared::cluster.f32 %0, [%1];"
+                 : "=f"(v)
+                 : "r"(addr)); // no clobber: several in flight
+    return v;
+}
+
+// ---- counters in global memory ----
+TK_DEV void red_release(uint32_t *p)
+{
+    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(p) : "memory");
+}
+TK_DEV uint32_t ld_acquire(const uint32_t *p)
+{
+    uint32_t v;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
     return v;
 }
 
@@ -170,8 +207,8 @@ TK_DEV void ldsm_x4_t(uint32_t r[4], uint32_t addr)
 }
 TK_DEV void stsm_x4(uint32_t addr, uint32_t a, uint32_t b, uint32_t c, uint32_t d)
 {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(addr), "r"(a), "r"(b), "r"(c),
-                 "r"(d)
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(addr),
+                 "r"(a), "r"(b), "r"(c), "r"(d)
                  : "memory");
 }
 TK_DEV uint32_t transpose8x8(uint32_t a)
@@ -182,7 +219,8 @@ TK_DEV uint32_t transpose8x8(uint32_t a)
 }
 TK_DEV void mma16816(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
 {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, "
+                 "{%4,%5,%6,%7}, {%8,%9}, "
                  "{%0,%1,%2,%3};"
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
@@ -224,6 +262,6 @@ template <int N> TK_DEV void wg_wait()
 // 128-byte swizzle; sbo and lbo in bytes.
 TK_DEV uint64_t wg_desc(uint32_t addr, uint32_t lbo, uint32_t sbo)
 {
-    return (uint64_t)((addr & 0x3ffff) >> 4) | ((uint64_t)(lbo >> 4) << 16) | ((uint64_t)(sbo >> 4) << 32) |
-           ((uint64_t)1 << 62);
+    return (uint64_t)((addr & 0x3ffff) >> 4) | ((uint64_t)(lbo >> 4) << 16) |
+           ((uint64_t)(sbo >> 4) << 32) | ((uint64_t)1 << 62);
 }

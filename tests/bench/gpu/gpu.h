@@ -42,20 +42,20 @@ float gpu_bf16_to_float(tk_bf16 v);
 struct gpu_ref_row {
     int32_t table, visible; /* block table row; keys 0 .. visible - 1 */
 };
-void gpu_ref_attn(const tk_bf16 *q, uint32_t q_stride, const struct gpu_ref_row *rows_dev, uint32_t rows,
-                  uint32_t n_heads, const struct tk_kv_pool *pool, uint32_t layer, const int32_t *tables,
-                  uint32_t table_stride, float scale, float *out_dev);
+void gpu_ref_attn(const tk_bf16 *q, uint32_t q_stride, const struct gpu_ref_row *rows_dev,
+                  uint32_t rows, uint32_t n_heads, const struct tk_kv_pool *pool, uint32_t layer,
+                  const int32_t *tables, uint32_t table_stride, float scale, float *out_dev);
 /* out[r][n] (float32) = x[r] . W[n], W plain or tiled */
-void gpu_ref_product(const tk_bf16 *x, uint32_t ldx, const tk_bf16 *w, bool tiled, uint32_t rows, uint32_t n,
-                     uint32_t k, float *out_dev);
+void gpu_ref_product(const tk_bf16 *x, uint32_t ldx, const tk_bf16 *w, bool tiled, uint32_t rows,
+                     uint32_t n, uint32_t k, float *out_dev);
 /* Reads every byte once; a ceiling. */
 void gpu_read_sweep(tk_stream s, const void *p, size_t bytes, void *sink);
 
 /* ---- comparing ---- */
 /* ||a - b|| / ||b|| and the failure count; NaN never passes. */
 extern int gpu_failures;
-bool gpu_close(const char *name, const tk_bf16 *got_dev, uint32_t got_stride, const float *want_dev, uint32_t rows,
-               uint32_t cols, double tol);
+bool gpu_close(const char *name, const tk_bf16 *got_dev, uint32_t got_stride, const float *want_dev,
+               uint32_t rows, uint32_t cols, double tol);
 bool gpu_same_bits(const char *name, const void *a_dev, const void *b_dev, size_t bytes);
 void gpu_expect(const char *name, bool ok);
 
@@ -69,8 +69,8 @@ struct gpu_time gpu_time_graph(gpu_body body, void *ctx, int reps, int samples);
 /* Times the body on the stream as it is, between events. */
 struct gpu_time gpu_time_stream(gpu_body body, void *ctx, int samples);
 /* Extra: further JSON members, beginning with a comma, or "". */
-void gpu_say(const char *name, struct gpu_time t, double bytes, double flops, const char *extra, ...)
-    __attribute__((format(printf, 5, 6)));
+void gpu_say(const char *name, struct gpu_time t, double bytes, double flops, const char *extra,
+             ...) __attribute__((format(printf, 5, 6)));
 
 #ifdef __cplusplus
 }

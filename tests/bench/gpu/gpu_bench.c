@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define SAMPLES 25
+#define SAMPLES    25
 #define COLD_BYTES ((size_t)400 << 20) /* a rotation longer than several L2 */
 
 /* ---- ceilings ---- */
@@ -40,13 +40,15 @@ void gpu_bench_ceiling(void)
     struct ceiling c = {.bytes = (size_t)2 << 30};
     c.a = gpu_random_bf16(c.bytes / 2, 1.f, 1);
     c.b = gpu_alloc(c.bytes);
-    gpu_say("ceiling.copy", gpu_time_stream(do_copy, &c, SAMPLES), 2.0 * (double)c.bytes, 0, "%s", "");
+    gpu_say("ceiling.copy", gpu_time_stream(do_copy, &c, SAMPLES), 2.0 * (double)c.bytes, 0, "%s",
+            "");
     gpu_say("ceiling.read", gpu_time_stream(do_read, &c, SAMPLES), (double)c.bytes, 0, "%s", "");
     for (uint32_t n = 4096; n <= 8192; n *= 2) {
         c.p = (struct tk_lt_product){c.a, (tk_bf16 *)c.a + (size_t)n * n, NULL, c.b, n, n, n, n, n};
         TK(tk_lt_create((size_t)64 << 20, &c.lt));
         TK(tk_lt_plan(c.lt, NULL, &c.p, true));
-        gpu_say("ceiling.matmul", gpu_time_stream(do_matmul, &c, SAMPLES), 0, 2.0 * n * n * n, ", \"n\": %u", n);
+        gpu_say("ceiling.matmul", gpu_time_stream(do_matmul, &c, SAMPLES), 0, 2.0 * n * n * n,
+                ", \"n\": %u", n);
         c.lt = tk_lt_destroy(c.lt);
     }
     gpu_free(c.a);
@@ -69,7 +71,8 @@ static void do_flat(void *ctx, tk_stream s, int i)
     TK(tk_flat(s, &a));
 }
 
-static void bench_flat_shape(const char *name, uint32_t n, uint32_t k, enum tk_flat_mode mode, bool tiled)
+static void bench_flat_shape(const char *name, uint32_t n, uint32_t k, enum tk_flat_mode mode,
+                             bool tiled)
 {
     const uint32_t rows_list[] = {1, 8, 16, 32, 64};
     const size_t w_bytes = (size_t)n * k * 2;
@@ -83,22 +86,35 @@ static void bench_flat_shape(const char *name, uint32_t n, uint32_t k, enum tk_f
     }
     tk_bf16 *x = gpu_random_bf16((size_t)64 * k, 1.f, 2), *gain = gpu_random_bf16(n, 1.f, 3);
     tk_bf16 *out = gpu_alloc((size_t)64 * n * 2), *h = gpu_random_bf16((size_t)64 * n, 1.f, 4);
-    float *ss = gpu_alloc((size_t)TK_NORM_PARTS * TK_MAX_ROWS * 4), *bv = gpu_alloc(TK_ARGMAX_PARTS * TK_MAX_ROWS * 4);
+    float *ss = gpu_alloc((size_t)TK_NORM_PARTS * TK_MAX_ROWS * 4),
+          *bv = gpu_alloc(TK_ARGMAX_PARTS * TK_MAX_ROWS * 4);
     int32_t *bi = gpu_alloc(TK_ARGMAX_PARTS * TK_MAX_ROWS * 4);
     CU(cudaMemset(ss, 0x3c, (size_t)TK_NORM_PARTS * TK_MAX_ROWS * 4));
     const bool normed = mode != TK_FLAT_RESIDUAL;
     for (size_t r = 0; r < sizeof rows_list / sizeof rows_list[0]; r++) {
         const uint32_t rows = rows_list[r];
         TK(tk_flat_x_map(x, rows, k, k, &b.x));
-        b.a = (struct tk_flat){.x = &b.x, .rows = rows, .n = n, .k = k, .mode = mode, .out = out,
-                               .out_stride = mode == TK_FLAT_SWIGLU ? n / 2 : n, .h = h, .hg = out, .gain = gain,
-                               .sumsq = ss, .best_val = bv, .best_idx = bi,
+        b.a = (struct tk_flat){.x = &b.x,
+                               .rows = rows,
+                               .n = n,
+                               .k = k,
+                               .mode = mode,
+                               .out = out,
+                               .out_stride = mode == TK_FLAT_SWIGLU ? n / 2 : n,
+                               .h = h,
+                               .hg = out,
+                               .gain = gain,
+                               .sumsq = ss,
+                               .best_val = bv,
+                               .best_idx = bi,
                                .norm = {ss, normed ? 128 : 0, k, 1e-5f}};
         const struct gpu_time t = gpu_time_graph(do_flat, &b, 2 * b.copies, SAMPLES);
-        gpu_say("flat", t, (double)w_bytes, 2.0 * rows * n * k, ", \"op\": \"%s\", \"rows\": %u, \"n\": %u, \"k\": %u, \"tiled\": %s",
-                name, rows, n, k, tiled ? "true" : "false");
+        gpu_say("flat", t, (double)w_bytes, 2.0 * rows * n * k,
+                ", \"op\": \"%s\", \"rows\": %u, \"n\": %u, \"k\": %u, \"tiled\": %s", name, rows,
+                n, k, tiled ? "true" : "false");
     }
-    gpu_free(w), gpu_free(x), gpu_free(gain), gpu_free(out), gpu_free(h), gpu_free(ss), gpu_free(bv), gpu_free(bi);
+    gpu_free(w), gpu_free(x), gpu_free(gain), gpu_free(out), gpu_free(h), gpu_free(ss),
+        gpu_free(bv), gpu_free(bi);
     free(b.w);
 }
 
@@ -117,7 +133,7 @@ void gpu_bench_flat(void)
 enum { HQ = 32, HKV = 8, DIM = 128 };
 
 struct attn_bench {
-    struct tk_map kv, q;
+    struct tk_map kv, q, maps[32];
     struct tk_attn_decode d;
     struct tk_attn_prefill p;
     uint32_t layers;
@@ -127,7 +143,7 @@ static void do_decode(void *ctx, tk_stream s, int i)
 {
     struct attn_bench *b = ctx;
     struct tk_attn_decode d = b->d;
-    d.layer = b->rotate ? (uint32_t)i % b->layers : 0;
+    d.kv = &b->maps[b->rotate ? (uint32_t)i % b->layers : 0];
     d.pdl = i > 0;
     TK(tk_attn_decode(s, &d));
 }
@@ -141,7 +157,8 @@ static void do_prefill(void *ctx, tk_stream s, int i)
 static struct tk_kv_pool random_pool(uint32_t blocks, uint32_t layers)
 {
     const size_t slice = tk_kv_slice_bytes(HKV, DIM, 0);
-    const struct tk_kv_pool p = {gpu_random_bf16(slice / 2 * layers * blocks, 1.f, 9), blocks, layers, HKV, DIM, 0, slice};
+    const struct tk_kv_pool p = {
+        gpu_random_bf16(slice / 2 * layers * blocks, 1.f, 9), blocks, layers, HKV, DIM, 0, slice};
     return p;
 }
 
@@ -154,7 +171,9 @@ static void bench_decode_case(uint32_t batch, uint32_t ctx)
     b.layers = (uint32_t)(COLD_BYTES / kv_bytes) + 2;
     b.layers = b.layers > 32 ? 32 : b.layers;
     const struct tk_kv_pool pool = random_pool(batch * per, b.layers);
-    TK(tk_kv_map(&pool, &b.kv));
+    for (uint32_t l = 0; l < b.layers; l++) {
+        TK(tk_kv_decode_map(&pool, l, &b.maps[l]));
+    }
     int32_t *tab = malloc((size_t)batch * per * 4), *lens = malloc(batch * sizeof *lens);
     gpu_shuffle(tab, (int32_t)(batch * per), 3);
     for (uint32_t i = 0; i < batch; i++) {
@@ -163,8 +182,7 @@ static void bench_decode_case(uint32_t batch, uint32_t ctx)
     const size_t words = tk_plan_words(batch, batch * ctx);
     const uint32_t cap = (uint32_t)words - 1 - TK_MAX_SEQS;
     const size_t sb = tk_attn_decode_scratch(batch, HKV, HQ / HKV, DIM, cap);
-    b.d = (struct tk_attn_decode){.kv = &b.kv,
-                                  .q = gpu_random_bf16((size_t)batch * HQ * DIM, 1.f, 7),
+    b.d = (struct tk_attn_decode){.q = gpu_random_bf16((size_t)batch * HQ * DIM, 1.f, 7),
                                   .out = gpu_alloc((size_t)batch * HQ * DIM * 2),
                                   .lens = gpu_upload(lens, batch * sizeof *lens),
                                   .tables = gpu_upload(tab, (size_t)batch * per * 4),
@@ -184,18 +202,22 @@ static void bench_decode_case(uint32_t batch, uint32_t ctx)
     CU(cudaDeviceSynchronize());
     for (int rotate = 0; rotate < 2; rotate++) {
         b.rotate = rotate;
-        const struct gpu_time t = gpu_time_graph(do_decode, &b, rotate ? 2 * (int)b.layers : 10, SAMPLES);
-        gpu_say(rotate ? "decode.rotated" : "decode", t, (double)kv_bytes, 0, ", \"B\": %u, \"ctx\": %u", batch, ctx);
+        const struct gpu_time t =
+            gpu_time_graph(do_decode, &b, rotate ? 2 * (int)b.layers : 10, SAMPLES);
+        gpu_say(rotate ? "decode.rotated" : "decode", t, (double)kv_bytes, 0,
+                ", \"B\": %u, \"ctx\": %u", batch, ctx);
     }
     gpu_free(pool.base);
     gpu_free((void *)(uintptr_t)b.d.q), gpu_free(b.d.out), gpu_free((void *)(uintptr_t)b.d.lens);
-    gpu_free((void *)(uintptr_t)b.d.tables), gpu_free((void *)(uintptr_t)b.d.plan), gpu_free(b.d.scratch);
+    gpu_free((void *)(uintptr_t)b.d.tables), gpu_free((void *)(uintptr_t)b.d.plan),
+        gpu_free(b.d.scratch);
     free(tab), free(lens);
 }
 
 void gpu_bench_decode(void)
 {
-    const uint32_t cases[][2] = {{1, 1024}, {1, 8192}, {1, 32768}, {8, 1024}, {16, 1024}, {64, 1024}, {64, 4096}, {128, 1024}};
+    const uint32_t cases[][2] = {{1, 1024},  {1, 8192},  {1, 32768}, {8, 1024},
+                                 {16, 1024}, {64, 1024}, {64, 4096}, {128, 1024}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         bench_decode_case(cases[i][0], cases[i][1]);
     }

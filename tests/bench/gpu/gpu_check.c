@@ -19,8 +19,8 @@ struct kv_case {
     int32_t *tables, *lens;
 };
 
-static struct kv_case kv_make(const int32_t *lens, uint32_t n_seqs, uint32_t heads, uint32_t dim, uint32_t layers,
-                              uint32_t header, uint64_t seed)
+static struct kv_case kv_make(const int32_t *lens, uint32_t n_seqs, uint32_t heads, uint32_t dim,
+                              uint32_t layers, uint32_t header, uint64_t seed)
 {
     struct kv_case c;
     uint32_t blocks = 0;
@@ -34,7 +34,8 @@ static struct kv_case kv_make(const int32_t *lens, uint32_t n_seqs, uint32_t hea
     c.stride += 3;
     const uint32_t n_blocks = blocks + 7;
     const size_t slice = tk_kv_slice_bytes(heads, dim, header);
-    c.pool = (struct tk_kv_pool){gpu_alloc(slice * layers * n_blocks), n_blocks, layers, heads, dim, header, slice};
+    c.pool = (struct tk_kv_pool){
+        gpu_alloc(slice * layers * n_blocks), n_blocks, layers, heads, dim, header, slice};
     gpu_poison(c.pool.base, slice * layers * n_blocks);
     int32_t *perm = malloc(n_blocks * sizeof *perm);
     c.tables_h = malloc((size_t)n_seqs * c.stride * sizeof *c.tables_h);
@@ -60,15 +61,17 @@ static struct kv_case kv_make(const int32_t *lens, uint32_t n_seqs, uint32_t hea
             for (uint32_t j = 0; j < n; j++) {
                 const uint32_t tok = (uint32_t)lens[i] - j * TK_BLOCK_TOK;
                 unsigned char *p = (unsigned char *)c.pool.base +
-                                   (size_t)c.tables_h[i * c.stride + j] * slice * layers + l * slice + header;
+                                   (size_t)c.tables_h[i * c.stride + j] * slice * layers +
+                                   l * slice + header;
                 const size_t rows = tok < TK_BLOCK_TOK ? tok : TK_BLOCK_TOK;
                 if (rows == TK_BLOCK_TOK) {
-                    gpu_fill_bf16((tk_bf16 *)(void *)p, (size_t)2 * heads * TK_BLOCK_TOK * dim, 1.f, seed + i * 977 + j);
+                    gpu_fill_bf16((tk_bf16 *)(void *)p, (size_t)2 * heads * TK_BLOCK_TOK * dim, 1.f,
+                                  seed + i * 977 + j);
                     continue;
                 }
                 for (uint32_t h = 0; h < 2 * heads; h++) {
-                    gpu_fill_bf16((tk_bf16 *)(void *)(p + (size_t)h * TK_BLOCK_TOK * dim * 2), rows * dim, 1.f,
-                                  seed + i * 977 + j * 31 + h);
+                    gpu_fill_bf16((tk_bf16 *)(void *)(p + (size_t)h * TK_BLOCK_TOK * dim * 2),
+                                  rows * dim, 1.f, seed + i * 977 + j * 31 + h);
                 }
             }
         }
@@ -85,8 +88,8 @@ static void kv_drop(struct kv_case *c)
 }
 
 /* Runs decode attention over sequences first .. first + n - 1 of the case. */
-static void run_decode(const struct kv_case *c, const tk_bf16 *q, tk_bf16 *out, uint32_t n_heads, uint32_t layer,
-                       uint32_t first, uint32_t n, bool host_plan)
+static void run_decode(const struct kv_case *c, const tk_bf16 *q, tk_bf16 *out, uint32_t n_heads,
+                       uint32_t layer, uint32_t first, uint32_t n, bool host_plan)
 {
     const uint32_t dim = c->pool.head_dim, kvh = c->pool.n_kv_heads;
     int32_t *lens = malloc(c->n_seqs * sizeof *lens);
@@ -107,8 +110,10 @@ static void run_decode(const struct kv_case *c, const tk_bf16 *q, tk_bf16 *out, 
     const size_t sb = tk_attn_decode_scratch(n, kvh, n_heads / kvh, dim, cap);
     void *scratch = gpu_alloc(sb);
     gpu_poison(scratch, sb);
-    CU(cudaMemset(scratch, 0, (size_t)n * kvh * 4));
-    const struct tk_attn_decode a = {.kv = &c->map,
+    CU(cudaMemset(scratch, 0, (size_t)2 * n * kvh * 4)); /* the counters come first */
+    struct tk_map map;
+    TK(tk_kv_decode_map(&c->pool, layer, &map));
+    const struct tk_attn_decode a = {.kv = &map,
                                      .q = q + (size_t)first * n_heads * dim,
                                      .out = out + (size_t)first * n_heads * dim,
                                      .lens = c->lens + first,
@@ -119,7 +124,6 @@ static void run_decode(const struct kv_case *c, const tk_bf16 *q, tk_bf16 *out, 
                                      .n_heads = n_heads,
                                      .n_kv_heads = kvh,
                                      .head_dim = dim,
-                                     .layer = layer,
                                      .table_stride = c->stride,
                                      .q_stride = n_heads * dim,
                                      .out_stride = n_heads * dim,
@@ -135,13 +139,14 @@ static void run_decode(const struct kv_case *c, const tk_bf16 *q, tk_bf16 *out, 
     free(lens);
 }
 
-static void check_decode_shape(uint32_t heads, uint32_t kvh, uint32_t dim, const int32_t *lens, uint32_t n,
-                               uint32_t header)
+static void check_decode_shape(uint32_t heads, uint32_t kvh, uint32_t dim, const int32_t *lens,
+                               uint32_t n, uint32_t header)
 {
     char name[128];
     struct kv_case c = kv_make(lens, n, kvh, dim, 2, header, 11);
     const size_t elems = (size_t)n * heads * dim;
-    tk_bf16 *q = gpu_random_bf16(elems, 1.f, 5), *out = gpu_alloc(elems * 2), *alone = gpu_alloc(elems * 2);
+    tk_bf16 *q = gpu_random_bf16(elems, 1.f, 5), *out = gpu_alloc(elems * 2),
+            *alone = gpu_alloc(elems * 2);
     float *want = gpu_alloc(elems * 4);
     struct gpu_ref_row *rows = malloc(n * sizeof *rows);
     for (uint32_t i = 0; i < n; i++) {
@@ -152,13 +157,16 @@ static void check_decode_shape(uint32_t heads, uint32_t kvh, uint32_t dim, const
     gpu_poison(out, elems * 2);
     gpu_poison(alone, elems * 2);
     run_decode(&c, q, out, heads, layer, 0, n, false);
-    gpu_ref_attn(q, heads * dim, rows_dev, n, heads, &c.pool, layer, c.tables, c.stride, 1.f / sqrtf((float)dim), want);
-    (void)snprintf(name, sizeof name, "decode %u/%u x %u, %u sequences, header %u", heads, kvh, dim, n, header);
+    gpu_ref_attn(q, heads * dim, rows_dev, n, heads, &c.pool, layer, c.tables, c.stride,
+                 1.f / sqrtf((float)dim), want);
+    (void)snprintf(name, sizeof name, "decode %u/%u x %u, %u sequences, header %u", heads, kvh, dim,
+                   n, header);
     (void)gpu_close(name, out, heads * dim, want, n, heads * dim, TOL_ATTN);
     for (uint32_t i = 0; i < n; i++) {
         run_decode(&c, q, alone, heads, layer, i, 1, true);
     }
-    (void)snprintf(name, sizeof name, "decode %u/%u x %u: a row alone = in its batch", heads, kvh, dim);
+    (void)snprintf(name, sizeof name, "decode %u/%u x %u: a row alone = in its batch", heads, kvh,
+                   dim);
     (void)gpu_same_bits(name, out, alone, elems * 2);
     kv_drop(&c);
     gpu_free(q);
@@ -171,7 +179,8 @@ static void check_decode_shape(uint32_t heads, uint32_t kvh, uint32_t dim, const
 
 void gpu_check_decode(void)
 {
-    const int32_t lens[] = {1, 15, 16, 17, 255, 256, 257, 300, 511, 513, 1000, 2049, 31, 4097, 64, 777};
+    const int32_t lens[] = {1,   15,  16,   17,   255, 256,  257, 300,
+                            511, 513, 1000, 2049, 31,  4097, 64,  777};
     check_decode_shape(32, 8, 128, lens, 16, 0);
     check_decode_shape(28, 4, 128, lens, 13, 128);
     check_decode_shape(9, 3, 64, lens, 16, 0);
@@ -224,11 +233,18 @@ static void check_store(uint32_t rows, uint32_t n, uint32_t k, bool tiled)
     char name[128];
     struct flat_case c = flat_make(rows, n, k, tiled);
     tk_bf16 *out = gpu_alloc((size_t)TK_MAX_ROWS * n * 2), *alone = gpu_alloc((size_t)rows * n * 2);
-    struct tk_flat a = {.w = &c.w, .x = &c.x, .rows = rows, .n = n, .k = k, .mode = TK_FLAT_STORE, .out = out,
+    struct tk_flat a = {.w = &c.w,
+                        .x = &c.x,
+                        .rows = rows,
+                        .n = n,
+                        .k = k,
+                        .mode = TK_FLAT_STORE,
+                        .out = out,
                         .out_stride = n};
     gpu_poison(out, (size_t)TK_MAX_ROWS * n * 2);
     TK(tk_flat(NULL, &a));
-    (void)snprintf(name, sizeof name, "flat store %u x %u x %u%s", rows, n, k, tiled ? " tiled" : "");
+    (void)snprintf(name, sizeof name, "flat store %u x %u x %u%s", rows, n, k,
+                   tiled ? " tiled" : "");
     (void)gpu_close(name, out, n, c.want, rows, n, TOL_FLAT);
     gpu_poison(alone, (size_t)rows * n * 2);
     for (uint32_t r = 0; r < rows; r++) {
@@ -253,8 +269,10 @@ static void check_residual(uint32_t rows, uint32_t n, uint32_t k)
     struct flat_case c = flat_make(rows, n, k, false);
     const size_t elems = (size_t)rows * n;
     const uint32_t parts = tk_flat_norm_parts(n);
-    tk_bf16 *h = gpu_random_bf16(elems, 1.f, 8), *hg = gpu_alloc(elems * 2), *gain = gpu_random_bf16(n, 1.f, 9);
-    float *sumsq = gpu_alloc((size_t)parts * TK_MAX_ROWS * 4), *want = malloc(elems * 4), *y = malloc(elems * 4);
+    tk_bf16 *h = gpu_random_bf16(elems, 1.f, 8), *hg = gpu_alloc(elems * 2),
+            *gain = gpu_random_bf16(n, 1.f, 9);
+    float *sumsq = gpu_alloc((size_t)parts * TK_MAX_ROWS * 4), *want = malloc(elems * 4),
+          *y = malloc(elems * 4);
     float *ss = malloc((size_t)parts * TK_MAX_ROWS * 4);
     tk_bf16 *h0 = malloc(elems * 2), *g = malloc(n * 2u);
     gpu_download(h0, h, elems * 2);
@@ -262,8 +280,16 @@ static void check_residual(uint32_t rows, uint32_t n, uint32_t k)
     gpu_download(y, c.want, elems * 4);
     gpu_poison(hg, elems * 2);
     gpu_poison(sumsq, (size_t)parts * TK_MAX_ROWS * 4);
-    const struct tk_flat a = {.w = &c.w, .x = &c.x, .rows = rows, .n = n, .k = k, .mode = TK_FLAT_RESIDUAL, .h = h,
-                              .hg = hg, .gain = gain, .sumsq = sumsq};
+    const struct tk_flat a = {.w = &c.w,
+                              .x = &c.x,
+                              .rows = rows,
+                              .n = n,
+                              .k = k,
+                              .mode = TK_FLAT_RESIDUAL,
+                              .h = h,
+                              .hg = hg,
+                              .gain = gain,
+                              .sumsq = sumsq};
     TK(tk_flat(NULL, &a));
     for (size_t i = 0; i < elems; i++) {
         want[i] = gpu_bf16_to_float(h0[i]) + y[i];
@@ -319,13 +345,21 @@ static void check_swiglu(uint32_t rows, uint32_t n, uint32_t k, uint32_t parts)
     char name[128];
     struct flat_case c = flat_make(rows, n, k, false);
     const uint32_t f = n / 2;
-    float scale[TK_MAX_ROWS], *y = malloc((size_t)rows * n * 4), *want = malloc((size_t)rows * f * 4);
+    float scale[TK_MAX_ROWS], *y = malloc((size_t)rows * n * 4),
+                              *want = malloc((size_t)rows * f * 4);
     float *ss = known_norm(parts, k, scale);
     tk_bf16 *out = gpu_alloc((size_t)rows * f * 2);
     gpu_poison(out, (size_t)rows * f * 2);
     gpu_download(y, c.want, (size_t)rows * n * 4);
-    const struct tk_flat a = {.w = &c.w, .x = &c.x, .rows = rows, .n = n, .k = k, .mode = TK_FLAT_SWIGLU, .out = out,
-                              .out_stride = f, .norm = {ss, parts, k, 1e-5f}};
+    const struct tk_flat a = {.w = &c.w,
+                              .x = &c.x,
+                              .rows = rows,
+                              .n = n,
+                              .k = k,
+                              .mode = TK_FLAT_SWIGLU,
+                              .out = out,
+                              .out_stride = f,
+                              .norm = {ss, parts, k, 1e-5f}};
     TK(tk_flat(NULL, &a));
     for (uint32_t r = 0; r < rows; r++) {
         for (uint32_t i = 0; i < f; i++) {
@@ -349,12 +383,21 @@ static void check_argmax(uint32_t rows, uint32_t n, uint32_t k)
     const uint32_t parts = tk_flat_argmax_parts(n);
     float *y = malloc((size_t)rows * n * 4), *bv = gpu_alloc((size_t)parts * TK_MAX_ROWS * 4);
     float *logits = gpu_alloc((size_t)rows * n * 4), *got = malloc((size_t)rows * n * 4);
-    int32_t *bi = gpu_alloc((size_t)parts * TK_MAX_ROWS * 4), *tok = gpu_alloc(TK_MAX_ROWS * 4), tok_h[TK_MAX_ROWS];
+    int32_t *bi = gpu_alloc((size_t)parts * TK_MAX_ROWS * 4), *tok = gpu_alloc(TK_MAX_ROWS * 4),
+            tok_h[TK_MAX_ROWS];
     gpu_poison(bv, (size_t)parts * TK_MAX_ROWS * 4);
     gpu_poison(logits, (size_t)rows * n * 4);
     gpu_download(y, c.want, (size_t)rows * n * 4);
-    const struct tk_flat a = {.w = &c.w, .x = &c.x, .rows = rows, .n = n, .k = k, .mode = TK_FLAT_ARGMAX,
-                              .best_val = bv, .best_idx = bi, .out_f32 = logits, .out_stride = n};
+    const struct tk_flat a = {.w = &c.w,
+                              .x = &c.x,
+                              .rows = rows,
+                              .n = n,
+                              .k = k,
+                              .mode = TK_FLAT_ARGMAX,
+                              .best_val = bv,
+                              .best_idx = bi,
+                              .out_f32 = logits,
+                              .out_stride = n};
     TK(tk_flat(NULL, &a));
     TK(tk_argmax_end(NULL, bv, bi, parts, rows, tok, NULL, NULL, false));
     gpu_download(tok_h, tok, rows * 4);
@@ -390,6 +433,12 @@ void gpu_check_flat(void)
     check_residual(8, 3584, 18944);
     check_residual(13, 4096, 14336);
     check_residual(64, 4096, 4096);
+    check_residual(33, 128, 2048);
+    check_residual(40, 1152, 1024);
+    check_store(50, 6144, 4096, false);
+    check_swiglu(45, 2 * 3 * 64, 1024, 4);
+    check_argmax(37, 300, 576);
+    check_argmax(3, 300, 576);
     check_swiglu(1, 28672, 4096, 128);
     check_swiglu(31, 2 * 1536, 576, 18);
     check_swiglu(64, 28672, 1024, 1);
@@ -399,8 +448,9 @@ void gpu_check_flat(void)
 }
 
 /* ---- prefill attention ---- */
-static void run_prefill(const struct kv_case *c, const tk_bf16 *q, uint32_t rows, tk_bf16 *out, uint32_t n_heads,
-                        uint32_t layer, const struct tk_chunk *chunks, uint32_t n_chunks)
+static void run_prefill(const struct kv_case *c, const tk_bf16 *q, uint32_t rows, tk_bf16 *out,
+                        uint32_t n_heads, uint32_t layer, const struct tk_chunk *chunks,
+                        uint32_t n_chunks)
 {
     const uint32_t dim = c->pool.head_dim;
     uint32_t tiles_h[1024], n_tiles = 0;
@@ -429,7 +479,8 @@ static void run_prefill(const struct kv_case *c, const tk_bf16 *q, uint32_t rows
     gpu_free(ch);
 }
 
-static void check_prefill_batch(uint32_t heads, uint32_t kvh, const struct tk_chunk *chunks, uint32_t n)
+static void check_prefill_batch(uint32_t heads, uint32_t kvh, const struct tk_chunk *chunks,
+                                uint32_t n)
 {
     char name[128];
     int32_t lens[16];
@@ -452,7 +503,8 @@ static void check_prefill_batch(uint32_t heads, uint32_t kvh, const struct tk_ch
     struct gpu_ref_row *rr_dev = gpu_upload(rr, rows * sizeof *rr);
     gpu_poison(out, elems * 2);
     run_prefill(&c, q, rows, out, heads, 1, chunks, n);
-    gpu_ref_attn(q, heads * 128, rr_dev, rows, heads, &c.pool, 1, c.tables, c.stride, 1.f / sqrtf(128.f), want);
+    gpu_ref_attn(q, heads * 128, rr_dev, rows, heads, &c.pool, 1, c.tables, c.stride,
+                 1.f / sqrtf(128.f), want);
     (void)snprintf(name, sizeof name, "prefill %u/%u, %u chunks, %u rows", heads, kvh, n, rows);
     (void)gpu_close(name, out, heads * 128, want, rows, heads * 128, TOL_ATTN);
     kv_drop(&c);
@@ -465,7 +517,8 @@ static void check_chunked_equals_whole(void)
     const int32_t len = 1500;
     struct kv_case c = kv_make(&len, 1, 2, 128, 1, 0, 31);
     const size_t elems = (size_t)len * 8 * 128;
-    tk_bf16 *q = gpu_random_bf16(elems, 1.f, 6), *whole = gpu_alloc(elems * 2), *parts = gpu_alloc(elems * 2);
+    tk_bf16 *q = gpu_random_bf16(elems, 1.f, 6), *whole = gpu_alloc(elems * 2),
+            *parts = gpu_alloc(elems * 2);
     const struct tk_chunk all = {0, len, 0, 0};
     const int32_t cuts[] = {0, 333, 334, 461, 640, 1408, 1500};
     gpu_poison(whole, elems * 2);
@@ -486,7 +539,8 @@ static void check_chunked_equals_whole(void)
 void gpu_check_prefill(void)
 {
     const struct tk_chunk a[] = {{0, 128, 0, 0}};
-    const struct tk_chunk b[] = {{0, 1, 0, 0}, {1, 300, 0, 1}, {301, 128, 128, 2}, {429, 77, 1000, 3}, {506, 513, 37, 4}};
+    const struct tk_chunk b[] = {
+        {0, 1, 0, 0}, {1, 300, 0, 1}, {301, 128, 128, 2}, {429, 77, 1000, 3}, {506, 513, 37, 4}};
     const struct tk_chunk d[] = {{0, 2048, 0, 0}};
     check_prefill_batch(4, 1, a, 1);
     check_prefill_batch(32, 8, b, 5);
@@ -501,7 +555,8 @@ static void check_rope(void)
     enum { ROWS = 37, HQ = 6, HKV = 2, DIM = 128, W = (HQ + 2 * HKV) * DIM, TOKS = 700 };
     const int32_t lens[] = {TOKS, TOKS};
     struct kv_case c = kv_make(lens, 2, HKV, DIM, 2, 128, 41);
-    tk_bf16 *qkv = gpu_random_bf16((size_t)ROWS * W, 1.f, 12), *before = malloc(ROWS * W * 2), *after = malloc(ROWS * W * 2);
+    tk_bf16 *qkv = gpu_random_bf16((size_t)ROWS * W, 1.f, 12), *before = malloc(ROWS * W * 2),
+            *after = malloc(ROWS * W * 2);
     float *cs = malloc(TOKS * DIM * 4);
     int32_t pos[ROWS], tab[ROWS];
     gpu_download(before, qkv, ROWS * W * 2);
@@ -518,8 +573,8 @@ static void check_rope(void)
     }
     float *cs_dev = gpu_upload(cs, TOKS * DIM * 4);
     int32_t *pos_dev = gpu_upload(pos, sizeof pos), *tab_dev = gpu_upload(tab, sizeof tab);
-    const struct tk_rope_kv a = {qkv, cs_dev, pos_dev, tab_dev, c.tables, &c.pool, ROWS, HQ, HKV, DIM, 1, c.stride, W,
-                                 false};
+    const struct tk_rope_kv a = {qkv, cs_dev, pos_dev, tab_dev, c.tables, &c.pool, ROWS,
+                                 HQ,  HKV,    DIM,     1,       c.stride, W,       false};
     TK(tk_rope_kv(NULL, &a));
     gpu_download(after, qkv, ROWS * W * 2);
     double worst = 0;
@@ -529,21 +584,27 @@ static void check_rope(void)
             const tk_bf16 *src = before + r * W + h * DIM;
             memcpy(got, after + r * W + h * DIM, sizeof got);
             if (h >= HQ && pos[r] >= 0) {
-                const size_t blk = (size_t)c.tables_h[(uint32_t)tab[r] * c.stride + (uint32_t)pos[r] / TK_BLOCK_TOK];
-                gpu_download(got,
-                             (char *)c.pool.base + blk * c.pool.slice_bytes * 2 + c.pool.slice_bytes + 128 +
-                                 ((size_t)(h - HQ) * TK_BLOCK_TOK + (size_t)pos[r] % TK_BLOCK_TOK) * DIM * 2,
-                             sizeof got);
+                const size_t blk =
+                    (size_t)
+                        c.tables_h[(uint32_t)tab[r] * c.stride + (uint32_t)pos[r] / TK_BLOCK_TOK];
+                gpu_download(
+                    got,
+                    (char *)c.pool.base + blk * c.pool.slice_bytes * 2 + c.pool.slice_bytes + 128 +
+                        ((size_t)(h - HQ) * TK_BLOCK_TOK + (size_t)pos[r] % TK_BLOCK_TOK) * DIM * 2,
+                    sizeof got);
             }
             for (int j = 0; j < DIM / 2; j++) {
                 float x = gpu_bf16_to_float(src[j]), y = gpu_bf16_to_float(src[j + DIM / 2]);
                 if (pos[r] >= 0 && h < HQ + HKV) {
-                    const float co = cs[pos[r] * DIM + j], si = cs[pos[r] * DIM + DIM / 2 + j], u = x * co - y * si;
+                    const float co = cs[pos[r] * DIM + j], si = cs[pos[r] * DIM + DIM / 2 + j],
+                                u = x * co - y * si;
                     y = y * co + x * si;
                     x = u;
                 }
-                const double e0 = fabs((double)(gpu_bf16_to_float(got[j]) - x)) / (fabs((double)x) + 0.01);
-                const double e1 = fabs((double)(gpu_bf16_to_float(got[j + DIM / 2]) - y)) / (fabs((double)y) + 0.01);
+                const double e0 =
+                    fabs((double)(gpu_bf16_to_float(got[j]) - x)) / (fabs((double)x) + 0.01);
+                const double e1 = fabs((double)(gpu_bf16_to_float(got[j + DIM / 2]) - y)) /
+                                  (fabs((double)y) + 0.01);
                 worst = e0 <= worst ? worst : e0;
                 worst = e1 <= worst ? worst : e1;
             }
@@ -559,8 +620,10 @@ static void check_norm(uint32_t rows, uint32_t dim, bool add)
 {
     char name[96];
     const size_t n = (size_t)rows * dim;
-    tk_bf16 *h = gpu_random_bf16(n, 1.f, 1), *ad = gpu_random_bf16(n, 1.f, 2), *g = gpu_random_bf16(dim, 1.f, 3);
-    tk_bf16 *out = gpu_alloc(n * 2), *hh = malloc(n * 2), *ah = malloc(n * 2), *gh = malloc(dim * 2u);
+    tk_bf16 *h = gpu_random_bf16(n, 1.f, 1), *ad = gpu_random_bf16(n, 1.f, 2),
+            *g = gpu_random_bf16(dim, 1.f, 3);
+    tk_bf16 *out = gpu_alloc(n * 2), *hh = malloc(n * 2), *ah = malloc(n * 2),
+            *gh = malloc(dim * 2u);
     float *want = malloc(n * 4);
     gpu_download(hh, h, n * 2), gpu_download(ah, ad, n * 2), gpu_download(gh, g, dim * 2u);
     gpu_poison(out, n * 2);
@@ -568,13 +631,15 @@ static void check_norm(uint32_t rows, uint32_t dim, bool add)
     for (uint32_t r = 0; r < rows; r++) {
         double ss = 0;
         for (uint32_t i = 0; i < dim; i++) {
-            float v = gpu_bf16_to_float(hh[(size_t)r * dim + i]) + (add ? gpu_bf16_to_float(ah[(size_t)r * dim + i]) : 0);
+            float v = gpu_bf16_to_float(hh[(size_t)r * dim + i]) +
+                      (add ? gpu_bf16_to_float(ah[(size_t)r * dim + i]) : 0);
             ref_bf16(&v, 1);
             want[(size_t)r * dim + i] = v;
             ss += (double)v * (double)v;
         }
         for (uint32_t i = 0; i < dim; i++) {
-            want[(size_t)r * dim + i] *= (float)(1 / sqrt(ss / dim + 1e-5)) * gpu_bf16_to_float(gh[i]);
+            want[(size_t)r * dim + i] *=
+                (float)(1 / sqrt(ss / dim + 1e-5)) * gpu_bf16_to_float(gh[i]);
         }
     }
     float *wd = gpu_upload(want, n * 4);
@@ -601,7 +666,8 @@ static void check_swiglu_kernel(uint32_t rows, uint32_t ffn, bool inter)
         }
     }
     float *wd = gpu_upload(want, n * 4);
-    (void)gpu_close(inter ? "swiglu, interleaved" : "swiglu, halves", out, ffn, wd, rows, ffn, TOL_FLAT);
+    (void)gpu_close(inter ? "swiglu, interleaved" : "swiglu, halves", out, ffn, wd, rows, ffn,
+                    TOL_FLAT);
     gpu_free(gu), gpu_free(out), gpu_free(wd);
     free(h), free(want);
 }

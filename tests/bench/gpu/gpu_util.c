@@ -19,7 +19,8 @@ void gpu_cu(cudaError_t e, const char *what, const char *file, int line)
 void gpu_tk(td_err e, const char *what, const char *file, int line)
 {
     if (e != TD_OK) {
-        (void)fprintf(stderr, "%s:%d: %s: error %d (%s)\n", file, line, what, (int)e, tk_cuda_last_error());
+        (void)fprintf(stderr, "%s:%d: %s: error %d (%s)\n", file, line, what, (int)e,
+                      tk_cuda_last_error());
         exit(2);
     }
 }
@@ -97,8 +98,8 @@ void gpu_expect(const char *name, bool ok)
     gpu_failures += !ok;
 }
 
-bool gpu_close(const char *name, const tk_bf16 *got_dev, uint32_t got_stride, const float *want_dev, uint32_t rows,
-               uint32_t cols, double tol)
+bool gpu_close(const char *name, const tk_bf16 *got_dev, uint32_t got_stride, const float *want_dev,
+               uint32_t rows, uint32_t cols, double tol)
 {
     const size_t n = (size_t)rows * cols;
     tk_bf16 *got = malloc((size_t)rows * got_stride * sizeof *got);
@@ -229,10 +230,12 @@ struct gpu_time gpu_time_stream(gpu_body body, void *ctx, int samples)
     return summarise(us, samples);
 }
 
-void gpu_say(const char *name, struct gpu_time t, double bytes, double flops, const char *extra, ...)
+void gpu_say(const char *name, struct gpu_time t, double bytes, double flops, const char *extra,
+             ...)
 {
-    printf("{\"name\": \"%s\", \"dtype\": \"bf16\", \"us_median\": %.2f, \"us_p10\": %.2f, \"us_p90\": %.2f", name,
-           t.median, t.p10, t.p90);
+    printf("{\"name\": \"%s\", \"dtype\": \"bf16\", \"us_median\": %.2f, \"us_p10\": %.2f, "
+           "\"us_p90\": %.2f",
+           name, t.median, t.p10, t.p90);
     if (bytes > 0) {
         printf(", \"gbps\": %.0f", bytes / t.median / 1e3);
     }

@@ -13,10 +13,14 @@ static const struct part {
     {"check-flat", gpu_check_flat},
     {"check-decode", gpu_check_decode},
     {"check-prefill", gpu_check_prefill},
+    {"check-sample", gpu_check_sample},
+    {"check-model", gpu_check_model},
     {"ceiling", gpu_bench_ceiling},
     {"flat", gpu_bench_flat},
     {"decode", gpu_bench_decode},
     {"attn", gpu_bench_prefill},
+    {"step", gpu_bench_step},
+    {"prefill", gpu_bench_prompt},
 };
 
 int main(int argc, char **argv)

@@ -15,7 +15,8 @@ size_t tk_plan_words(uint32_t max_seqs, uint32_t max_tokens_total)
     return 1 + TK_MAX_SEQS + (size_t)max_tokens_total / TK_CHUNK_TOK + max_seqs;
 }
 
-td_err tk_plan_host(const int32_t *lens, uint32_t n_seqs, uint32_t *out_words, size_t words, uint32_t *out_entries)
+td_err tk_plan_host(const int32_t *lens, uint32_t n_seqs, uint32_t *out_words, size_t words,
+                    uint32_t *out_entries)
 {
     if (n_seqs > TK_MAX_SEQS) {
         return TD_ERR_UNSUPPORTED;
@@ -44,7 +45,8 @@ td_err tk_plan_host(const int32_t *lens, uint32_t n_seqs, uint32_t *out_words, s
 static uint32_t key_tiles(const struct tk_chunk *c, uint32_t tile)
 {
     const uint32_t rows_end = (tile + 1) * TK_TILE_ROWS;
-    const uint32_t last = (uint32_t)c->pos0 + (rows_end < (uint32_t)c->n ? rows_end : (uint32_t)c->n) - 1;
+    const uint32_t last =
+        (uint32_t)c->pos0 + (rows_end < (uint32_t)c->n ? rows_end : (uint32_t)c->n) - 1;
     return last / TK_TILE_KEYS + 1;
 }
 
@@ -62,12 +64,13 @@ static int by_work(const void *a, const void *b)
 }
 
 /* Sorts through a table of pairs on the heap: once per prefill step, not per token. */
-td_err tk_tiles_host(const struct tk_chunk *chunks, uint32_t n_chunks, uint32_t *out_tiles, size_t cap,
-                     uint32_t *out_n)
+td_err tk_tiles_host(const struct tk_chunk *chunks, uint32_t n_chunks, uint32_t *out_tiles,
+                     size_t cap, uint32_t *out_n)
 {
     size_t n = 0;
     for (uint32_t i = 0; i < n_chunks; i++) {
-        if (chunks[i].n < 0 || chunks[i].pos0 < 0 || chunks[i].n > 65535 * TK_TILE_ROWS || n_chunks > 65535) {
+        if (chunks[i].n < 0 || chunks[i].pos0 < 0 || chunks[i].n > 65535 * TK_TILE_ROWS ||
+            n_chunks > 65535) {
             return TD_ERR_UNSUPPORTED;
         }
         n += ((size_t)chunks[i].n + TK_TILE_ROWS - 1) / TK_TILE_ROWS;
