@@ -1,7 +1,6 @@
 /* main.c - tandem-router: options, signals, and one rt_shell. */
 #define TD_LOG_ROOM "router"
 #include <inttypes.h>
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -10,6 +9,7 @@
 #include "common/base/log.h"
 #include "common/base/mem.h"
 #include "common/base/thread.h"
+#include "common/io/drain.h"
 #include "common/io/link_keys.h"
 #include "common/io/loop.h"
 #include "router/rt_shell.h"
@@ -100,35 +100,22 @@ struct app {
     struct options o;
     struct td_loop *loop;
     struct rt_shell *shell;
-    struct td_signal *term, *intr;
-    struct td_timer *drain_timer;
-    int64_t drain_until_us;
+    struct td_drain *drain;
 };
 
-static void on_drain_tick(void *arg)
+static void begin_drain(void *arg)
 {
     struct app *a = arg;
-    bool late = td_now_us() >= a->drain_until_us;
-    if (late || rt_shell_idle(a->shell)) {
-        TD_LOG(INFO, late ? "drain ended at its limit" : "drained", "name=%s", a->o.name);
-        td_loop_stop(a->loop);
-        return;
-    }
-    td_timer_set(a->drain_timer, td_now_us() + 20000);
+    rt_shell_drain(a->shell);
 }
 
-static void on_term(void *arg)
+static bool is_idle(void *arg)
 {
-    struct app *a = arg;
-    if (a->drain_until_us != 0) {
-        td_loop_stop(a->loop); /* asked twice: now */
-        return;
-    }
-    TD_LOG(INFO, "draining", "name=%s limit_s=%.0f", a->o.name, a->o.drain_s);
-    a->drain_until_us = td_now_us() + (int64_t)(a->o.drain_s * 1e6);
-    rt_shell_drain(a->shell);
-    td_timer_set(a->drain_timer, td_now_us());
+    const struct app *a = arg;
+    return rt_shell_idle(a->shell);
 }
+
+static const struct td_drain_ops drain_ops = {.begin = begin_drain, .idle = is_idle};
 
 static td_err write_ports(const struct app *a)
 {
@@ -198,9 +185,8 @@ static td_err run(struct app *a)
     TD_TRY(td_link_keys_load(a->o.cluster_key_file, keys, &n_keys));
     TD_TRY(td_loop_create(&a->loop));
     TD_TRY(make_shell(a, keys, n_keys));
-    TD_TRY(td_timer_create(a->loop, "drain", on_drain_tick, a, &a->drain_timer));
-    TD_TRY(td_signal_create(a->loop, SIGTERM, on_term, a, &a->term));
-    TD_TRY(td_signal_create(a->loop, SIGINT, on_term, a, &a->intr));
+    TD_TRY(td_drain_create(a->loop, a->o.name, (int64_t)(a->o.drain_s * 1e6), &drain_ops, a,
+                           &a->drain));
     TD_TRY(write_ports(a));
     td_signals_let_through();
     td_loop_run(a->loop);
@@ -220,10 +206,8 @@ int main(int argc, char **argv)
     td_signals_hold();
     td_thread_enter(&td_loop, "rt-loop");
     td_err err = run(&a);
-    td_timer_destroy(a.drain_timer);
     rt_shell_destroy(a.shell);
-    td_signal_destroy(a.term); /* last: a second SIGTERM must not cut the way out */
-    td_signal_destroy(a.intr);
+    td_drain_destroy(a.drain);
     td_loop_destroy(a.loop);
     td_config_fini(&program, &a.o);
     return err == TD_OK ? 0 : 1;

@@ -20,6 +20,11 @@
 
 #define ARENA_BYTES (256u << 20)
 
+/* bounds of docs/architecture.md, unscaled. */
+#define T_STALL_US 5000000
+#define T_LEASE_US 30000000
+#define T_FENCE_US 5000000
+
 /* ---- actions ---- */
 
 static void do_step(struct td_node *n, const struct nd_action *a)
@@ -197,8 +202,8 @@ static td_err make_core(struct td_node *n)
                                .max_queue = n->p.max_queue,
                                .max_batched_tokens = n->p.max_batched_tokens,
                                .chunk_tokens = n->p.chunk_tokens,
-                               .t_stall_us = (int64_t)(5000000 * n->p.time_scale),
-                               .t_lease_us = (int64_t)(30000000 * n->p.time_scale),
+                               .t_stall_us = (int64_t)(T_STALL_US * n->p.time_scale),
+                               .t_lease_us = (int64_t)(T_LEASE_US * n->p.time_scale),
                                .local_prefill = n->p.role_told == TD_ROLE_BOTH};
     TD_TRY(nd_core_params_check(&p));
     TD_TRY(n->p.role->create(&p, &n->core));
@@ -216,7 +221,8 @@ static td_err make_xfer(struct td_node *n)
                                .port_first = n->p.kv_port_first,
                                .port_last = n->p.kv_port_last,
                                .trust_network = n->p.kv_trust_network,
-                               .checksum = n->p.kv_checksum};
+                               .checksum = n->p.kv_checksum,
+                               .fence_us = (int64_t)(T_FENCE_US * n->p.time_scale)};
     if (!n->p.data_plane) {
         return TD_OK;
     }

@@ -2,7 +2,6 @@
 #include "common/node/program.h"
 
 #include <inttypes.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,6 +12,7 @@
 #include "common/base/log.h"
 #include "common/base/mem.h"
 #include "common/base/thread.h"
+#include "common/io/drain.h"
 #include "common/io/link_keys.h"
 #include "common/model/cpu_engine.h"
 #include "common/model/model.h"
@@ -121,43 +121,29 @@ struct app {
     struct td_loop *loop;
     struct td_node *node;
     void *front; /* --role both */
-    struct td_signal *term, *intr;
-    struct td_timer *drain_timer;
-    int64_t drain_until_us;
+    struct td_drain *drain;
 };
 
 /* ---- drain ---- */
 
-static void on_drain_tick(void *arg)
+static void begin_drain(void *arg)
 {
     struct app *a = arg;
-    bool late = td_now_us() >= a->drain_until_us;
-    bool idle = td_node_idle(a->node) && (a->front == NULL || a->prog->front->idle(a->front));
-    if (late || idle) {
-        TD_LOG(INFO, idle ? "drained" : "drain ended at its limit", "node=%s", a->name);
-        td_loop_stop(a->loop);
-        return;
-    }
-    td_timer_set(a->drain_timer, td_now_us() + 20000);
-}
-
-static void on_term(void *arg)
-{
-    struct app *a = arg;
-    if (a->drain_until_us != 0) {
-        td_loop_stop(a->loop); /* asked twice: now */
-        return;
-    }
-    TD_LOG(INFO, "draining", "node=%s limit_s=%.0f", a->name, a->o.drain_s);
-    a->drain_until_us = td_now_us() + (int64_t)(a->o.drain_s * 1e6);
     if (a->front != NULL) {
         a->prog->front->drain(
             a->front); /* the front refuses new requests; the node finishes the front's */
     } else {
         td_node_drain(a->node, (int64_t)(a->o.drain_s * 1e6));
     }
-    td_timer_set(a->drain_timer, td_now_us());
 }
+
+static bool is_idle(void *arg)
+{
+    const struct app *a = arg;
+    return td_node_idle(a->node) && (a->front == NULL || a->prog->front->idle(a->front));
+}
+
+static const struct td_drain_ops drain_ops = {.begin = begin_drain, .idle = is_idle};
 
 /* ---- options that need a look ---- */
 
@@ -338,9 +324,8 @@ static td_err run(struct app *a)
     TD_TRY(td_loop_create(&a->loop));
     TD_TRY(make_node(a));
     TD_TRY(make_front(a));
-    TD_TRY(td_timer_create(a->loop, "drain", on_drain_tick, a, &a->drain_timer));
-    TD_TRY(td_signal_create(a->loop, SIGTERM, on_term, a, &a->term));
-    TD_TRY(td_signal_create(a->loop, SIGINT, on_term, a, &a->intr));
+    TD_TRY(
+        td_drain_create(a->loop, a->name, (int64_t)(a->o.drain_s * 1e6), &drain_ops, a, &a->drain));
     TD_TRY(write_ports(a));
     td_signals_let_through();
     td_loop_run(a->loop);
@@ -365,13 +350,11 @@ int td_node_program_main(const struct td_node_program *prog, int argc, char **ar
     td_signals_hold();
     td_thread_enter(&td_loop, "nd-loop");
     td_err err = run(&a);
-    td_timer_destroy(a.drain_timer);
     if (a.front != NULL) {
         prog->front->destroy(a.front);
     }
     td_node_destroy(a.node);
-    td_signal_destroy(a.term); /* last: a second SIGTERM must not cut the way out */
-    td_signal_destroy(a.intr);
+    td_drain_destroy(a.drain);
     td_loop_destroy(a.loop);
     if (a.engine != NULL) {
         a.engine->ops->destroy(a.engine);

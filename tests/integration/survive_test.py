@@ -9,8 +9,9 @@ import time
 
 from harness import Stream, all_blocks_back, chat, cluster, get, in_threads, request, run, tokens_of, wait_for
 
+TOKENS = 20
 TEXT = "the life of one request " * 6
-SLOW_STEPS = ["--fault", "step.pause=delay:us=30000"]
+SLOW_STEPS = ["--fault", "step.pause=delay:us=50000"]
 SMALL_CHUNKS = ["--prefill-chunk", "16", "--max-num-batched-tokens", "16"]
 SLOW_SLICES = ["--fault", "xfer.slice.delay=delay:us=60000"]
 
@@ -34,7 +35,7 @@ def run_point(point, how):
     with cluster(2, 2, prefill_args=p_args, decode_args=d_args) as cl:
         port = cl.router.port("http")
         want = None
-        s = Stream(port, "/v1/completions", prompt=TEXT, max_tokens=12, ignore_eos=True, return_token_ids=True)
+        s = Stream(port, "/v1/completions", prompt=TEXT, max_tokens=TOKENS, ignore_eos=True, return_token_ids=True)
         events, got, error = None, [], None
         if seen == 0:
             wait_for(lambda: busy(cl), 10, "the request to be placed")
@@ -53,8 +54,8 @@ def run_point(point, how):
         finally:
             s.close()
         assert error is None, (name, how, error)
-        assert s.done and len(got) == 12, (name, how, got)
-        want = tokens_of(port, TEXT, max_tokens=12, ignore_eos=True)
+        assert s.done and len(got) == TOKENS, (name, how, got)
+        want = tokens_of(port, TEXT, max_tokens=TOKENS, ignore_eos=True)
         assert got == want, (name, how, got, want)
         others = [n for n in cl.nodes.values() if n.name != victim]
         for n in others:
