@@ -169,7 +169,8 @@ static void requantise(enum tk_wtype type, const uint8_t *row, uint32_t b, struc
     float id = tiny ? 0 : 127.0f / amax;
     out->d = tiny ? 0 : amax / 127.0f;
     for (uint32_t i = 0; i < TK_QK; i++) {
-        out->q[i] = tiny ? 0 : (int32_t)rintf(float_at(type, row, b * TK_QK + i) * id);
+        float v = float_at(type, row, b * TK_QK + i) * id;
+        out->q[i] = tiny || !(fabsf(v) < 127.5f) ? 0 : (int32_t)rintf(v); /* NaN gives 0 */
     }
 }
 
@@ -282,19 +283,29 @@ static void put_scale(const struct tk__layout *l, uint8_t *tile, uint32_t which,
     }
 }
 
-/* Column c of a tile. */
+/* Four stored values as the four bytes of a word. */
+static uint32_t word_of(const int32_t *q, int32_t offset)
+{
+    uint32_t w = 0;
+    for (int i = 0; i < 4; i++) {
+        w |= (uint32_t)(uint8_t)(q[i] + offset) << (8 * i);
+    }
+    return w;
+}
+
+/* Column c of a tile: a word for each vector. */
 static void put_column(const struct tk__layout *l, uint8_t *tile, uint32_t c,
                        const struct block32 *blk)
 {
-    for (uint32_t i = 0; i < TK_QK; i++) {
-        uint32_t quad = i / 4, byte = 4 * c + i % 4;
-        uint8_t u = (uint8_t)(blk->q[i] + l->offset);
+    uint32_t words = l->nibbles ? 4 : 8;
+    for (uint32_t j = 0; j < words; j++) {
+        uint32_t w;
         if (l->nibbles) {
-            uint8_t *at = tile + 64 * (quad / 2) + byte;
-            *at = (uint8_t)(*at | (quad % 2 != 0 ? u << 4 : u));
+            w = word_of(blk->q + 8 * j, l->offset) | word_of(blk->q + 8 * j + 4, l->offset) << 4;
         } else {
-            tile[64 * quad + byte] = u;
+            w = word_of(blk->q + 4 * j, l->offset);
         }
+        memcpy(tile + 64 * j + 4 * c, &w, sizeof w);
     }
 }
 

@@ -341,4 +341,5 @@ def main():
     args.run(args)
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -186,7 +186,8 @@ TK__INLINE void panel(enum tk_kind kind, int R, bool wide, const struct tk_gemm 
                       uint32_t row)
 {
     uint32_t kb = g->w->k / TK_QK;
-    size_t at = (size_t)((g->row0 + row) / TK_PANEL) * kb * TK_PANEL;
+    uint32_t r0 = g->row0 + row;
+    size_t at = (size_t)(r0 / TK_PANEL) * kb * TK_PANEL + r0 % TK_PANEL;
     size_t stride = (size_t)kb * g->w->tile_bytes;
     struct operands o = {g->w->data + t * stride, g->a->q + at * TK_QK, g->a->b + at, kb};
     __m512 acc[TK_PANEL];
@@ -194,44 +195,25 @@ TK__INLINE void panel(enum tk_kind kind, int R, bool wide, const struct tk_gemm 
     store(g, t, wide ? row / 2 : row, wide ? R / 2 : R, acc);
 }
 
-/* The rows that are left over when they are no multiple of 8. */
-TK__INLINE void tail(enum tk_kind kind, uint32_t R, const struct tk_gemm *g, uint32_t t,
-                     uint32_t row)
-{
-    switch (R) {
-    case 1:
-        panel(kind, 1, false, g, t, row);
-        break;
-    case 2:
-        panel(kind, 2, false, g, t, row);
-        break;
-    case 3:
-        panel(kind, 3, false, g, t, row);
-        break;
-    case 4:
-        panel(kind, 4, false, g, t, row);
-        break;
-    case 5:
-        panel(kind, 5, false, g, t, row);
-        break;
-    case 6:
-        panel(kind, 6, false, g, t, row);
-        break;
-    default:
-        panel(kind, 7, false, g, t, row);
-        break;
-    }
-}
-
+/* Rows that are no multiple of 8 end with 4, 2 and 1: every count of its own would be compiled for
+ * every kind. */
 TK__INLINE void tiles(enum tk_kind kind, const struct tk_gemm *g, uint32_t t, uint32_t end)
 {
     for (; t < end; t++) {
         uint32_t row = 0;
-        for (; row + TK_PANEL <= g->m; row += TK_PANEL) {
+        for (; row + 8 <= g->m; row += 8) {
             panel(kind, 8, false, g, t, row);
         }
+        if (g->m - row >= 4) {
+            panel(kind, 4, false, g, t, row);
+            row += 4;
+        }
+        if (g->m - row >= 2) {
+            panel(kind, 2, false, g, t, row);
+            row += 2;
+        }
         if (row < g->m) {
-            tail(kind, g->m - row, g, t, row);
+            panel(kind, 1, false, g, t, row);
         }
     }
 }
@@ -240,21 +222,11 @@ TK__INLINE void wide_tiles(enum tk_kind kind, const struct tk_gemm *g, uint32_t 
 {
     for (; t < end; t++) {
         uint32_t row = 0, rows = 2 * g->m;
-        for (; row + TK_PANEL <= rows; row += TK_PANEL) {
+        for (; row + 8 <= rows; row += 8) {
             panel(kind, 8, true, g, t, row);
         }
-        switch (rows - row) {
-        case 2:
+        for (; row < rows; row += 2) {
             panel(kind, 2, true, g, t, row);
-            break;
-        case 4:
-            panel(kind, 4, true, g, t, row);
-            break;
-        case 6:
-            panel(kind, 6, true, g, t, row);
-            break;
-        default:
-            break;
         }
     }
 }

@@ -8,6 +8,7 @@ here=$(dirname "$(readlink -f "$0")")
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
 oracle() { "$python" "$here/../oracle.py" "$@"; }
+exact() { "$python" "$here/../exact.py" "$@"; }
 
 oracle blocks "$here/blocks.bin"
 "$tiny" "$tmp/mix.gguf" --seed 1 --type mix --layers 2 --untied
@@ -16,8 +17,10 @@ for name in mix q4_1; do
     oracle prompts "$tmp/$name.gguf" "$here/tiny-$name.f32.bin" --ids "$here/tiny_ids.json"
     oracle prompts "$tmp/$name.gguf" "$here/tiny-$name.int8.bin" --ids "$here/tiny_ids.json" --int8
     oracle prompts "$tmp/$name.gguf" "$here/tiny-$name.head16.bin" --ids "$here/tiny_ids.json" --int8 --head16
+    exact prompts "$tmp/$name.gguf" "$here/tiny-$name.exact.bin" --ids "$here/tiny_ids.json"
 done
 oracle prompts "$model" "$here/smollm2.f32.bin"
 oracle prompts "$model" "$here/smollm2.int8.bin" --int8
 oracle windows "$model" /usr/share/common-licenses/GPL-3 "$here/smollm2.windows.bin"
 oracle windows "$model" /usr/share/common-licenses/GPL-3 "$here/smollm2.windows.head16.bin" --head16
+exact windows "$model" "$here/smollm2.windows.head16.bin" "$here/smollm2.windows.exact.bin"

@@ -71,7 +71,7 @@ static void score_row(const float *row, uint32_t n_vocab, uint32_t t, const stru
 static void best_tokens_and_perplexity_hold_on_a_text(void **state)
 {
     struct td_buf file;
-    read_golden("model/smollm2.windows.head16.bin", &file);
+    read_golden("model/smollm2.windows.exact.bin", &file);
     struct golden at = {file.data, file.len};
     assert_memory_equal(golden_bytes(&at, 8), "TDWINDW1", 8);
     (void)golden_bytes(&at, 32);
@@ -108,9 +108,7 @@ static void best_tokens_and_perplexity_hold_on_a_text(void **state)
                   "%.3f, %+.2f %%\n",
                   100.0 * s.like_int8 / s.n, 100.0 * s.like_float / s.n, exp(s.loss / steps),
                   100 * (ratio - 1));
-    /* The golden keeps norms and attention in float64. One flipped rounding in an early layer spreads
-     * until all later roundings differ, so this is the agreement of two draws of the same noise. */
-    assert_true(s.like_int8 * 100 >= s.n * 96);
+    assert_true(s.like_int8 * 100 >= s.n * 99);
     assert_true(s.like_float * 100 >= s.n * 96);
     assert_true(fabs(ratio - 1) <= 0.006);
     free(logits);
