@@ -33,6 +33,17 @@ static const char *parse_line(char *line, struct td_link_key *k, bool *out_used)
     return NULL;
 }
 
+/* True when the line was longer than the buffer; the rest of it is skipped. */
+static bool skip_rest(const char *line, FILE *f)
+{
+    if (strchr(line, '\n') != NULL || feof(f)) {
+        return false;
+    }
+    for (int c = getc(f); c != '\n' && c != EOF; c = getc(f)) {
+    }
+    return true;
+}
+
 td_err td_link_keys_load(const char *path, struct td_link_key out_keys[TD_LINK_MAX_KEYS],
                          uint32_t *out_n)
 {
@@ -49,8 +60,11 @@ td_err td_link_keys_load(const char *path, struct td_link_key out_keys[TD_LINK_M
         bool used = false;
         number++;
         struct td_link_key key = {0};
+        bool too_long = skip_rest(line, f);
         why = parse_line(line, &key, &used);
-        if (used && n == TD_LINK_MAX_KEYS) {
+        if (used && too_long) {
+            why = "the line is too long";
+        } else if (used && n == TD_LINK_MAX_KEYS) {
             why = "too many keys";
         } else if (used) {
             out_keys[n++] = key;

@@ -1,98 +1,129 @@
 #include "common/io/link_keys.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
+#include "common/base/log.h"
+#include "common/base/mem.h"
+#include "tests/unit/check.h"
 
-static td_err load(const char *text, struct td_link_key keys[TD_LINK_MAX_KEYS], uint32_t *n)
+static struct td_link_key keys[TD_LINK_MAX_KEYS];
+static uint32_t n;
+
+static td_err load(const char *text, char *log, size_t cap)
 {
-    char path[] = "/tmp/td-keys-XXXXXX";
+    char path[] = "/tmp/link-keys-XXXXXX";
     int fd = mkstemp(path);
     assert_true(fd >= 0);
-    assert_int_equal(write(fd, text, strlen(text)), (ssize_t)strlen(text));
+    assert_int_equal(write(fd, text, strlen(text)), strlen(text));
     (void)close(fd);
-    td_err e = td_link_keys_load(path, keys, n);
+    FILE *f = tmpfile();
+    assert_non_null(f);
+    td_log_set_fd(fileno(f));
+    memset(keys, 0, sizeof keys);
+    n = 77;
+    td_err err = td_link_keys_load(path, keys, &n);
+    td_log_set_fd(2);
+    rewind(f);
+    log[fread(log, 1, cap - 1, f)] = 0;
+    (void)fclose(f);
     (void)unlink(path);
-    return e;
+    return err;
 }
 
-static void keys_are_read_in_their_order(void **state)
+#define SECRET "0123456789abcdef"
+
+static void keys_come_in_the_order_of_the_file(void **state)
 {
-    struct td_link_key keys[TD_LINK_MAX_KEYS];
-    uint32_t n = 0;
     (void)state;
-    assert_int_equal(
-        load("# the cluster's secrets\n\nnew 0123456789abcdef0\n  old\tfedcba9876543210\n", keys,
-             &n),
-        TD_OK);
+    char log[4096];
+    assert_int_equal(load("# head\n\n  new " SECRET "1\r\nold\t" SECRET, log, sizeof log), TD_OK);
     assert_int_equal(n, 2);
     assert_string_equal(keys[0].id, "new");
     assert_int_equal(keys[0].secret_len, 17);
-    assert_memory_equal(keys[0].secret, "0123456789abcdef0", 17);
+    assert_memory_equal(keys[0].secret, SECRET "1", 17);
     assert_string_equal(keys[1].id, "old");
+    assert_int_equal(keys[1].secret_len, 16);
 }
 
-static void a_wrong_file_is_refused(void **state)
+static void a_wrong_file_is_refused_with_its_line_and_without_the_secret(void **state)
 {
-    static const char *const wrong[] = {
-        "",
-        "# nothing\n",
-        "k1\n",
-        "k1 tooshort\n",
-        "k1 0123456789abcdef more\n",
-        "a-key-id-that-is-longer-than-its-field 0123456789abcdef\n",
-        "k1 0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef0\n",
+    (void)state;
+    static const char *const rows[] = {
+        "#\nk\n",
+        "#\nk " SECRET " more\n",
+        "#\nk short-secret\n",
+        "#\nk " SECRET SECRET SECRET SECRET "x\n",
+        "#\na-key-id-that-is-longer-than-its-field " SECRET "\n",
     };
-    struct td_link_key keys[TD_LINK_MAX_KEYS];
-    uint32_t n = 77;
-    (void)state;
-    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
-        assert_int_equal(load(wrong[i], keys, &n), TD_ERR_CONFIG);
+    char log[4096];
+    for (size_t i = 0; i < TD_COUNT(rows); i++) {
+        assert_int_equal(load(rows[i], log, sizeof log), TD_ERR_CONFIG);
+        assert_int_equal(n, 77); /* untouched */
+        assert_non_null(strstr(log, "line=2"));
+        assert_null(strstr(log, SECRET));
+        assert_null(strstr(log, "short-secret"));
     }
-    assert_int_equal(n, 77);
-    assert_int_equal(td_link_keys_load("/nonexistent/keys", keys, &n), TD_ERR_NO_FILE);
+    assert_int_equal(load("# nothing\n\n", log, sizeof log), TD_ERR_CONFIG);
+    assert_non_null(strstr(log, "no key"));
 }
 
-static void one_key_more_than_fits_is_refused(void **state)
+static void a_long_comment_is_one_line(void **state)
 {
-    struct td_link_key keys[TD_LINK_MAX_KEYS];
-    char text[TD_LINK_MAX_KEYS * 32 + 64] = "";
-    uint32_t n = 0;
     (void)state;
-    for (unsigned i = 0; i < TD_LINK_MAX_KEYS; i++) {
-        (void)snprintf(text + strlen(text), sizeof text - strlen(text), "k%u 0123456789abcdef\n",
-                       i);
+    char log[4096], text[2048];
+    (void)snprintf(text, sizeof text, "# %0300d stray " SECRET "\nk " SECRET "\n", 0);
+    assert_int_equal(load(text, log, sizeof log), TD_OK);
+    assert_int_equal(n, 1);
+    assert_string_equal(keys[0].id, "k");
+    (void)snprintf(text, sizeof text, "k " SECRET "%300s\nlast " SECRET "\n", "");
+    assert_int_equal(load(text, log, sizeof log), TD_ERR_CONFIG);
+    assert_non_null(strstr(log, "line=1"));
+}
+
+static void at_most_the_maximum_of_keys(void **state)
+{
+    (void)state;
+    char log[4096], text[2048] = "";
+    for (int i = 0; i < TD_LINK_MAX_KEYS; i++) {
+        (void)snprintf(text + strlen(text), sizeof text - strlen(text), "k%d " SECRET "\n", i);
     }
-    assert_int_equal(load(text, keys, &n), TD_OK);
+    assert_int_equal(load(text, log, sizeof log), TD_OK);
     assert_int_equal(n, TD_LINK_MAX_KEYS);
-    (void)snprintf(text + strlen(text), sizeof text - strlen(text), "more 0123456789abcdef\n");
-    assert_int_equal(load(text, keys, &n), TD_ERR_CONFIG);
+    (void)strcat(text, "one-more " SECRET "\n");
+    assert_int_equal(load(text, log, sizeof log), TD_ERR_CONFIG);
 }
 
-static void random_keys_differ_and_can_be_used(void **state)
+static void a_missing_file_is_no_file(void **state)
 {
-    struct td_link_key a, b;
     (void)state;
+    td_log_set_fd(-1);
+    assert_int_equal(td_link_keys_load("/nonexistent", keys, &n), TD_ERR_NO_FILE);
+    td_log_set_fd(2);
+}
+
+static void random_keys_differ(void **state)
+{
+    (void)state;
+    struct td_link_key a, b;
     td_link_keys_random(&a);
     td_link_keys_random(&b);
-    assert_in_range(a.secret_len, TD_LINK_SECRET_MIN, TD_LINK_SECRET_MAX);
-    assert_memory_not_equal(a.secret, b.secret, a.secret_len);
+    assert_string_equal(a.id, "local");
+    assert_int_equal(a.secret_len, 32);
+    assert_memory_not_equal(a.secret, b.secret, 32);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(keys_are_read_in_their_order),
-        cmocka_unit_test(a_wrong_file_is_refused),
-        cmocka_unit_test(one_key_more_than_fits_is_refused),
-        cmocka_unit_test(random_keys_differ_and_can_be_used),
+        cmocka_unit_test(keys_come_in_the_order_of_the_file),
+        cmocka_unit_test(a_wrong_file_is_refused_with_its_line_and_without_the_secret),
+        cmocka_unit_test(a_long_comment_is_one_line),
+        cmocka_unit_test(at_most_the_maximum_of_keys),
+        cmocka_unit_test(a_missing_file_is_no_file),
+        cmocka_unit_test(random_keys_differ),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
