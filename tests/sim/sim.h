@@ -385,7 +385,8 @@ void sim_net_event(struct sim *s, struct sim_proc *p, const struct sim_ev *ev);
 void sim_net_stale(struct sim *s, const struct sim_ev *ev);
 /* Carries out what the link wants and arms its timer. */
 void sim_net_pump(struct sim *s, struct sim_proc *p);
-/* False: not sent, the session is gone or full. */
+/* False: the queue is full, the session is to be given up. A session whose loss is about to be told
+ * takes the message and forgets it. */
 bool sim_net_send(struct sim *s, struct sim_proc *p, uint64_t peer_epoch, uint64_t key,
                   const struct td_wire_msg *m);
 void sim_net_drop(struct sim *s, struct sim_proc *p, uint64_t peer_epoch, td_err err);
@@ -424,7 +425,7 @@ uint64_t sim_cell_hash(uint64_t chain, uint32_t layer);
 uint64_t sim_chain(uint64_t prev, int32_t token, uint32_t pos);
 int32_t sim_token(uint64_t chain, uint64_t seed, uint32_t req);
 
-/* ---- sim_xfer.c: commands and packets of the data plane; sim_peer.c: its connections ---- */
+/* ---- sim_xfer.c: commands and packets of the data plane ---- */
 enum sim_packet_kind { SIM_HELLO, SIM_MSG, SIM_SLICE, SIM_BYE };
 struct sim_packet {
     enum sim_packet_kind kind;
@@ -446,12 +447,24 @@ void sim_xfer_event(struct sim *s, struct sim_proc *p, struct sim_ev *ev);
 void sim_xfer_pump(struct sim *s, struct sim_proc *p, struct sim_peer *e);
 void sim_xfer_pump_all(struct sim *s, struct sim_proc *p);
 void sim_xfer_tell(struct sim *s, struct sim_proc *p, const struct td_xfer_event *ev);
-void sim_xfer_unland_ready(struct sim *s, struct sim_proc *p, struct sim_land *l);
 void sim_xfer_push_end(struct sim *s, struct sim_proc *p, struct sim_push *u);
-struct sim_land *sim_land_find(struct sim_node *n, uint64_t handle);
-void sim_land_free(struct sim_node *n, struct sim_land *l);
+/* The slice's payload as it is in P's blocks now; it must be the request's prompt. */
+void sim_xfer_read_source(struct sim *s, struct sim_proc *p, const struct sim_packet *k,
+                          struct sim_cell *out);
 void sim_xfer_fini(struct sim_node *n);
 
+/* ---- sim_land.c: slices into the pool ---- */
+void sim_land_open(struct sim *s, struct sim_proc *p, const struct td_xfer_cmd *c);
+void sim_land_close(struct sim *s, struct sim_proc *p, const struct td_xfer_cmd *c);
+/* Says UNLANDED when nothing is on its way into a land that ends. */
+void sim_land_ready(struct sim *s, struct sim_proc *p, struct sim_land *l);
+/* Closes the connections that hold a land back. */
+void sim_land_fence(struct sim *s, struct sim_proc *p, uint64_t handle);
+struct sim_land *sim_land_find(struct sim_node *n, uint64_t handle);
+void sim_slice_in(struct sim *s, struct sim_proc *p, struct sim_ev *ev);
+void sim_slice_placed(struct sim *s, struct sim_proc *p, struct sim_ev *ev);
+
+/* ---- sim_peer.c: connections of the data plane ---- */
 void sim_peer_connect(struct sim *s, struct sim_proc *p, const struct td_xfer_cmd *c);
 void sim_peer_close(struct sim *s, struct sim_proc *p, uint64_t epoch);
 void sim_peer_fail(struct sim *s, struct sim_proc *p, struct sim_peer *e, td_err why);

@@ -148,7 +148,7 @@ bool sim_net_send(struct sim *s, struct sim_proc *p, uint64_t peer_epoch, uint64
     struct sim_session *x = sim_net_session(p, peer_epoch);
     uint8_t head[ENVELOPE] = {0};
     if (x == NULL) {
-        return false;
+        return true;
     }
     uint64_t serial = x->sent + 1;
     memcpy(head, &serial, 8);
@@ -168,7 +168,7 @@ bool sim_net_send(struct sim *s, struct sim_proc *p, uint64_t peer_epoch, uint64
         sim_trace(s, "%s cannot send %s: %s", p->name, td_wire_type_name(m->type),
                   td_err_code(err));
     }
-    return err == TD_OK;
+    return err == TD_OK || err == TD_ERR_CLOSED;
 }
 
 void sim_net_drop(struct sim *s, struct sim_proc *p, uint64_t peer_epoch, td_err err)

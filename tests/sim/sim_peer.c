@@ -168,7 +168,7 @@ static void drop_receives(struct sim *s, struct sim_proc *p, uint32_t xconn)
             struct sim_land *l = sim_land_find(p->node, r->land);
             TD_INSIST(l != NULL && l->n_recvs > 0);
             l->n_recvs--;
-            sim_xfer_unland_ready(s, p, l);
+            sim_land_ready(s, p, l);
         }
     }
 }

@@ -62,6 +62,7 @@ static void name_proc(struct sim_proc *p, enum sim_kind kind, uint32_t number)
 
 static void plan_procs(struct sim *s)
 {
+    int64_t far = sim_chance(s, 5) ? 60 : 1; /* tens of milliseconds */
     for (uint32_t i = 0; i < s->n_procs; i++) {
         struct sim_proc *p = &s->procs[i];
         p->index = i;
@@ -74,8 +75,10 @@ static void plan_procs(struct sim *s)
             p->both = s->n_procs - i <= s->n_both;
         }
         for (uint32_t k = 0; k < s->n_procs; k++) {
-            s->ctl[i][k] = (struct sim_path){.delay_us = sim_between(s, 50, 600), .jitter_us = 200};
-            s->data[i][k] = (struct sim_path){.delay_us = sim_between(s, 10, 200), .jitter_us = 50};
+            s->ctl[i][k] =
+                (struct sim_path){.delay_us = far * sim_between(s, 50, 600), .jitter_us = 200};
+            s->data[i][k] =
+                (struct sim_path){.delay_us = far * sim_between(s, 10, 200), .jitter_us = 50};
         }
     }
 }
@@ -168,9 +171,25 @@ static uint32_t pick_node(struct sim *s)
     return pick(s, sim_chance(s, 2) ? SIM_PREFILL : SIM_DECODE);
 }
 
-static void plan_fault(struct sim *s, struct sim_fault *f, int64_t window)
+/* Half of the seeds know a few kinds of fault only: those meet each other more often. */
+static uint32_t plan_kinds(struct sim *s, enum sim_fault_kind out[SIM_FAULTS])
 {
-    *f = (struct sim_fault){.kind = (enum sim_fault_kind)sim_below(s, SIM_FAULTS)};
+    if (sim_chance(s, 2)) {
+        for (uint32_t i = 0; i < SIM_FAULTS; i++) {
+            out[i] = (enum sim_fault_kind)i;
+        }
+        return SIM_FAULTS;
+    }
+    uint32_t n = 1 + (uint32_t)sim_below(s, 4);
+    for (uint32_t i = 0; i < n; i++) {
+        out[i] = (enum sim_fault_kind)sim_below(s, SIM_FAULTS);
+    }
+    return n;
+}
+
+static void plan_fault(struct sim *s, struct sim_fault *f, enum sim_fault_kind kind, int64_t window)
+{
+    *f = (struct sim_fault){.kind = kind};
     f->at_us = sim_between(s, 300 * SIM_MS, window);
     f->for_us = sim_between(s, 100 * SIM_MS, 6 * SIM_SECOND);
     f->a = pick_node(s);
@@ -405,15 +424,17 @@ void sim_plan(struct sim *s)
 {
     plan_sizes(s);
     plan_procs(s);
-    int64_t window = sim_between(s, 1500 * SIM_MS, 6 * SIM_SECOND);
+    int64_t window = sim_between(s, 800 * SIM_MS, 6 * SIM_SECOND);
     s->n_reqs = 20 + (uint32_t)sim_below(s, 41);
     for (uint32_t i = 0; i < s->n_reqs; i++) {
         plan_request(s, &s->reqs[i], i, window);
     }
     s->calm = sim_chance(s, CALM_ONE_IN);
     s->n_faults = s->calm ? 0 : 5 + (uint32_t)sim_below(s, SIM_MAX_FAULTS - 4);
+    enum sim_fault_kind kinds[SIM_FAULTS];
+    uint32_t n_kinds = plan_kinds(s, kinds);
     for (uint32_t i = 0; i < s->n_faults; i++) {
-        plan_fault(s, &s->faults[i], window + SIM_SECOND);
+        plan_fault(s, &s->faults[i], kinds[sim_below(s, n_kinds)], window + SIM_SECOND);
         sim_post(s,
                  (struct sim_ev){
                      .at = s->faults[i].at_us, .type = SIM_EV_FAULT, .proc = SIM_NOBODY, .a = i});
