@@ -45,7 +45,8 @@ struct dc_seq {
     td_ticket step;         /* the running step it has a row in, or 0 */
     /* The land: open from LAND until UNLANDED. */
     bool land_open, unlanding, peer_told;
-    bool closing;      /* its peer's endpoint is being closed: CLOSED fences its land */
+    bool closing;      /* its peer's endpoint is being closed */
+    bool close_fences; /* its land was ending by then: CLOSED fences it */
     uint32_t n_landed; /* slices */
     uint64_t kv_bytes;
     int64_t first_land_us, last_land_us;

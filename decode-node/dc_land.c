@@ -253,8 +253,9 @@ void dc_on_peer_lost(struct dc_core *c, uint64_t peer, bool fenced)
         if (s == NULL || s->local || s->peer != peer) {
             continue;
         }
-        s->land_open = s->land_open && !(fenced && s->closing);
-        if (s->state == DC_LANDING) {
+        /* A land that was not to end yet is still open for the peer's next connection. */
+        s->land_open = s->land_open && !(fenced && s->close_fences);
+        if (s->state == DC_LANDING && (s->closing || !fenced)) {
             s->peer_told = true;
             dc_end(c, s, TD_ERR_PEER_LOST, "prefill node lost");
         } else {

@@ -272,7 +272,8 @@ static void land_spent(struct dc_core *c, struct dc_seq *s)
     }
 }
 
-/* Lands opened towards the peer until now are fenced by CLOSED; later ones are not. */
+/* CLOSED fences the lands that are ending by now. Others of this connection end with it; those of a
+ * later one live on. */
 static void close_peer(struct dc_core *c, uint64_t peer)
 {
     struct nd_action *a = nd_actions_add(c->out, ND_DO_XFER);
@@ -282,6 +283,7 @@ static void close_peer(struct dc_core *c, uint64_t peer)
         struct dc_seq *s = dc_of(nd_works_slot(c->works, i));
         if (s != NULL && s->land_open && s->peer == peer) {
             s->closing = true;
+            s->close_fences = s->unlanding;
         }
     }
 }

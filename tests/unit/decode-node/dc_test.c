@@ -395,6 +395,24 @@ static void a_fence_that_does_not_come_is_forced_by_closing(void **state)
     (void)rig_destroy(r);
 }
 
+/* Closing the endpoint fences what was ending; a land that was open must still be ended. */
+static void a_close_ends_the_other_lands_of_the_peer_too(void **state)
+{
+    struct td_wire_request q, other = rig_request(7, 40, 10);
+    (void)state;
+    struct rig *r = bring(ENDING, &q);
+    rig_pass(r, 3 * RIG_SECOND);
+    reserve(r, &other);
+    assert_int_equal(r->node[D].n_lands, 2);
+    rig_pass(r, 2 * RIG_SECOND + 1);
+    assert_int_equal(rig_end(r, D, &other.id)->err, TD_ERR_PEER_LOST);
+    assert_int_equal(rig_blocks(r, D, TD_BLK_QUARANTINED), 3);
+    rig_fence(r, D);
+    rig_deliver(r);
+    rig_assert_idle(r, D);
+    (void)rig_destroy(r);
+}
+
 static void the_stall_clock_starts_with_the_first_byte_and_restarts_with_each(void **state)
 {
     struct td_wire_request q;
@@ -793,6 +811,7 @@ int main(void)
         cmocka_unit_test(a_record_that_does_not_verify_is_never_used),
         cmocka_unit_test(blocks_stay_quarantined_until_their_land_is_fenced),
         cmocka_unit_test(a_fence_that_does_not_come_is_forced_by_closing),
+        cmocka_unit_test(a_close_ends_the_other_lands_of_the_peer_too),
         cmocka_unit_test(the_stall_clock_starts_with_the_first_byte_and_restarts_with_each),
         cmocka_unit_test(a_first_token_that_ends_the_request_needs_no_kv),
         cmocka_unit_test(the_first_step_also_carries_the_first_token),

@@ -387,7 +387,7 @@ static void close_peer(struct rig *r, uint32_t node, uint64_t epoch)
 {
     struct rig_node *n = &r->node[node];
     for (uint32_t i = 0; i < n->n_lands;) {
-        if (n->lands[i].peer == epoch) {
+        if (n->lands[i].peer == epoch && n->lands[i].closing) { /* others wait for UNLAND */
             drop_land(n, i);
         } else {
             i++;
