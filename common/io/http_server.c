@@ -1,7 +1,7 @@
 /* Design: a connection is a bufferevent, a parser and at most one exchange. Reading goes on while
  * an exchange is open, because that is how a closed connection is noticed; bytes of a next request
- * stay in the (bounded) input buffer until the answer is complete. One timer per connection serves
- * whatever phase it is in. A connection is freed only from the loop's own callbacks or a deferred
+ * stay in the (bounded) input buffer until the answer is complete and most of it has left. One
+ * timer per connection serves whatever phase it is in. A connection is freed only from the loop's own callbacks or a deferred
  * step, never inside a call of the handler.
  */
 #define TD_LOG_ROOM "io"
@@ -26,9 +26,11 @@
 #include "common/base/log.h"
 #include "common/base/mem.h"
 
-#define HC_MAGIC   0x48545031u
-#define INPUT_HIGH (64u << 10)
-#define LINGER_US  2000000
+#define HC_MAGIC          0x48545031u
+#define INPUT_HIGH        (64u << 10)
+#define OUTPUT_HIGH       (256u << 10) /* unsent answers: the next request waits for them */
+#define REQUESTS_PER_PASS 16           /* pipelined ones of one connection */
+#define LINGER_US         2000000
 
 enum conn_state {
     HC_READING,   /* a request, or the wait for one */
@@ -49,7 +51,9 @@ struct td_http_exchange {
     struct td_http_parser parser;
     struct td_http_exchange *prev, *next;
     int64_t phase_since_us; /* of the head or body, or of the last write progress */
-    size_t unsent_seen;     /* output length at phase_since_us */
+    uint64_t put_bytes;     /* ever written into the output buffer */
+    uint64_t sent_seen;     /* of them gone out, when last looked at */
+    bool unsent_seen;       /* something was waiting then */
     bool keep_alive, head_only, sent_continue, processing;
     void (*gone)(void *arg);
     void *gone_arg;
@@ -175,7 +179,7 @@ static void kill_conn(struct td_http_exchange *x)
 
 /* ---- writing ---- */
 
-static struct evbuffer *output(struct td_http_exchange *x)
+static struct evbuffer *output(const struct td_http_exchange *x)
 {
     return bufferevent_get_output(x->bev);
 }
@@ -184,6 +188,7 @@ static struct evbuffer *output(struct td_http_exchange *x)
 static bool put(struct td_http_exchange *x, const void *data, size_t len)
 {
     x->server->stats.response_bytes += len;
+    x->put_bytes += len;
     if (len > 0 && evbuffer_add(output(x), data, len) != 0) {
         TD_LOG(WARN, "out of memory for an answer", "peer=%s, closing", x->peer);
         kill_conn(x);
@@ -218,12 +223,18 @@ static void drop_input(struct td_http_exchange *x)
     (void)evbuffer_drain(in, evbuffer_get_length(in));
 }
 
+/* From now on the client must take bytes whenever there are some. */
+static void watch_writes(struct td_http_exchange *x)
+{
+    x->phase_since_us = td_now_us();
+    x->unsent_seen = false;
+    td_timer_set(x->timer, x->phase_since_us + x->server->p.write_stall_us / 4);
+}
+
 static void flush_and_close(struct td_http_exchange *x)
 {
     x->state = HC_FLUSHING;
-    x->phase_since_us = td_now_us();
-    x->unsent_seen = evbuffer_get_length(output(x));
-    td_timer_set(x->timer, x->phase_since_us + x->server->p.write_stall_us);
+    watch_writes(x);
 }
 
 static void linger(struct td_http_exchange *x)
@@ -232,6 +243,14 @@ static void linger(struct td_http_exchange *x)
     (void)shutdown(bufferevent_getfd(x->bev), SHUT_WR);
     td_timer_set(x->timer, td_now_us() + LINGER_US);
     drop_input(x);
+}
+
+/* What is left of the input is looked at in a pass of its own. */
+static void read_on_later(struct td_http_exchange *x)
+{
+    if (evbuffer_get_length(bufferevent_get_input(x->bev)) > 0) {
+        bufferevent_trigger(x->bev, EV_READ, BEV_TRIG_DEFER_CALLBACKS | BEV_TRIG_IGNORE_WATERMARKS);
+    }
 }
 
 /* The answer is complete: next request, or close. */
@@ -246,8 +265,8 @@ static void answered(struct td_http_exchange *x)
     x->state = HC_READING;
     x->sent_continue = false;
     td_timer_set(x->timer, td_now_us() + x->server->p.idle_us);
-    if (!x->processing && evbuffer_get_length(bufferevent_get_input(x->bev)) > 0) {
-        bufferevent_trigger(x->bev, EV_READ, BEV_TRIG_DEFER_CALLBACKS | BEV_TRIG_IGNORE_WATERMARKS);
+    if (!x->processing) {
+        read_on_later(x);
     }
 }
 
@@ -274,9 +293,7 @@ void td_http_stream_start(struct td_http_exchange *x, int status,
     head(x, status, extra, n_extra, content_type);
     if (x->state != HC_DEAD && put(x, "Transfer-Encoding: chunked\r\n\r\n", 30)) {
         x->state = HC_STREAMING;
-        x->phase_since_us = td_now_us();
-        x->unsent_seen = 0;
-        td_timer_set(x->timer, x->phase_since_us + x->server->p.write_stall_us);
+        watch_writes(x);
     }
 }
 
@@ -351,11 +368,19 @@ static void request_complete(struct td_http_exchange *x)
     x->server->p.handler(x->server->p.arg, x);
 }
 
+/* A client that sends requests without reading the answers is not served further: else its answers
+ * would pile up here. */
+static bool may_read(const struct td_http_exchange *x)
+{
+    return x->state == HC_READING && evbuffer_get_length(output(x)) <= OUTPUT_HIGH;
+}
+
 static void process_input(struct td_http_exchange *x)
 {
     struct evbuffer *in = bufferevent_get_input(x->bev);
+    uint32_t served = 0;
     x->processing = true;
-    while (x->state == HC_READING && evbuffer_get_length(in) > 0) {
+    while (may_read(x) && served < REQUESTS_PER_PASS && evbuffer_get_length(in) > 0) {
         struct evbuffer_iovec v;
         if (evbuffer_peek(in, -1, NULL, &v, 1) < 1) {
             break;
@@ -368,6 +393,7 @@ static void process_input(struct td_http_exchange *x)
             x->server->stats.malformed++;
             answer_error(x, x->parser.err, x->parser.text);
         } else if (x->parser.phase == TD_HTTP_DONE) {
+            served++;
             request_complete(x);
         } else {
             set_read_deadline(x, before);
@@ -378,6 +404,9 @@ static void process_input(struct td_http_exchange *x)
         }
     }
     x->processing = false;
+    if (served == REQUESTS_PER_PASS && x->state == HC_READING) {
+        read_on_later(x);
+    }
 }
 
 static void on_read(struct bufferevent *bev, void *arg)
@@ -397,6 +426,11 @@ static void on_written(struct bufferevent *bev, void *arg)
     struct td_http_exchange *x = arg;
     if (x->state == HC_FLUSHING) {
         linger(x);
+    } else if (x->state == HC_READING) { /* requests may have waited for this */
+        if (x->parser.phase == TD_HTTP_IDLE) {
+            td_timer_set(x->timer, td_now_us() + x->server->p.idle_us);
+        }
+        read_on_later(x);
     }
 }
 
@@ -427,14 +461,20 @@ static void body_due(struct td_http_exchange *x)
 static void write_due(struct td_http_exchange *x)
 {
     size_t unsent = evbuffer_get_length(output(x));
-    bool stalled = unsent > 0 && unsent >= x->unsent_seen && x->unsent_seen > 0;
-    if (stalled || unsent > x->server->p.high_water) {
+    uint64_t sent = x->put_bytes - unsent;
+    int64_t now = td_now_us();
+    if (unsent == 0 || !x->unsent_seen || sent != x->sent_seen) {
+        x->phase_since_us = now;
+    }
+    x->unsent_seen = unsent > 0;
+    x->sent_seen = sent;
+    bool stalled = now - x->phase_since_us >= x->server->p.write_stall_us;
+    if (stalled || (x->state == HC_STREAMING && unsent > x->server->p.high_water)) {
         TD_LOG(INFO, "client does not read", "peer=%s unsent=%zu, closing", x->peer, unsent);
         kill_conn(x);
         return;
     }
-    x->unsent_seen = unsent;
-    td_timer_set(x->timer, td_now_us() + x->server->p.write_stall_us);
+    td_timer_set(x->timer, now + x->server->p.write_stall_us / 4);
 }
 
 static void on_timer(void *arg)
@@ -447,6 +487,8 @@ static void on_timer(void *arg)
         } else if (x->parser.phase == TD_HTTP_HEAD) {
             x->server->stats.timeouts++;
             answer_error(x, TD_ERR_TIMEOUT_READ, "the request head came too slowly");
+        } else if (evbuffer_get_length(output(x)) > 0) {
+            write_due(x); /* an answer is still on its way */
         } else {
             kill_conn(x); /* idle */
         }

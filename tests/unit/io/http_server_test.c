@@ -48,6 +48,11 @@ static void handler(void *arg, struct td_http_exchange *x)
         td_http_stream_start(x, 200, NULL, 0, "text/event-stream");
         return;
     }
+    if (strcmp(r->path, "/big") == 0) {
+        static const char big[65536];
+        td_http_respond(x, 200, NULL, 0, "text/plain", big, sizeof big);
+        return;
+    }
     static const struct td_http_header extra = {.name = "x-request-id", .value = "7"};
     td_http_respond(x, 200, &extra, 1, "text/plain", r->path, strlen(r->path));
 }
@@ -152,6 +157,32 @@ static void a_pipelined_request_waits_for_a_slow_answer(void **state)
     td_http_respond(held, 200, NULL, 0, "text/plain", "held", 4);
     const char *got = talk(fd, NULL, "/after");
     assert_true(strstr(got, "held") != NULL && strstr(got, "held") < strstr(got, "/after"));
+    close(fd);
+}
+
+static void a_client_that_reads_no_answer_gets_no_more_of_them(void **state)
+{
+    (void)state;
+    static char sink[262144];
+    struct td_http_server_stats s;
+    uint64_t read_bytes = 0, wanted = 400;
+    int fd = dial();
+    for (uint64_t i = 0; i < wanted; i++) {
+        assert_int_equal(send(fd, GET("/big"), strlen(GET("/big")), 0), strlen(GET("/big")));
+    }
+    for (int i = 0; i < 300; i++) {
+        td_loop_run_once(loop, 100);
+    }
+    td_http_server_stats(server, &s);
+    assert_true(s.requests > 0 && s.requests < wanted); /* what sockets hold, and a little */
+    for (int i = 0; i < 100000 && (s.requests < wanted || read_bytes < s.response_bytes); i++) {
+        td_loop_run_once(loop, 0);
+        ssize_t n = recv(fd, sink, sizeof sink, 0);
+        read_bytes += n > 0 ? (uint64_t)n : 0;
+        td_http_server_stats(server, &s);
+    }
+    assert_int_equal(s.requests, wanted);
+    assert_int_equal(read_bytes, s.response_bytes);
     close(fd);
 }
 
@@ -282,6 +313,7 @@ int main(void)
         T(an_answer_carries_length_and_headers_and_the_connection_stays),
         T(pipelined_requests_are_answered_in_order),
         T(a_pipelined_request_waits_for_a_slow_answer),
+        T(a_client_that_reads_no_answer_gets_no_more_of_them),
         T(errors_of_the_guard_are_json_and_close),
         T(continue_is_sent_before_the_body),
         T(a_stream_is_chunked_and_ends),
