@@ -201,6 +201,7 @@ static void head(struct td_http_exchange *x, int status, const struct td_http_he
                  uint32_t n_extra, const char *content_type)
 {
     char line[512];
+    x->keep_alive = x->keep_alive && !x->server->draining;
     int n = snprintf(line, sizeof line, "HTTP/1.1 %d %s\r\nServer: tandem\r\n", status,
                      td_http_status_text(status));
     (void)put(x, line, (size_t)n);
@@ -231,18 +232,22 @@ static void watch_writes(struct td_http_exchange *x)
     td_timer_set(x->timer, x->phase_since_us + x->server->p.write_stall_us / 4);
 }
 
-static void flush_and_close(struct td_http_exchange *x)
-{
-    x->state = HC_FLUSHING;
-    watch_writes(x);
-}
-
 static void linger(struct td_http_exchange *x)
 {
     x->state = HC_LINGERING;
     (void)shutdown(bufferevent_getfd(x->bev), SHUT_WR);
     td_timer_set(x->timer, td_now_us() + LINGER_US);
     drop_input(x);
+}
+
+static void flush_and_close(struct td_http_exchange *x)
+{
+    if (evbuffer_get_length(output(x)) == 0) {
+        linger(x);
+        return;
+    }
+    x->state = HC_FLUSHING;
+    watch_writes(x);
 }
 
 /* What is left of the input is looked at in a pass of its own. */
@@ -290,8 +295,11 @@ void td_http_stream_start(struct td_http_exchange *x, int status,
                           const char *content_type)
 {
     TD_REQUIRE(x->magic == HC_MAGIC && x->state == HC_ANSWERING);
+    bool raw = x->parser.http10; /* it knows no chunks: the end of the connection ends the stream */
+    x->keep_alive = x->keep_alive && !raw;
     head(x, status, extra, n_extra, content_type);
-    if (x->state != HC_DEAD && put(x, "Transfer-Encoding: chunked\r\n\r\n", 30)) {
+    if (x->state != HC_DEAD &&
+        (raw ? put(x, "\r\n", 2) : put(x, "Transfer-Encoding: chunked\r\n\r\n", 30))) {
         x->state = HC_STREAMING;
         watch_writes(x);
     }
@@ -307,8 +315,8 @@ td_err td_http_stream_write(struct td_http_exchange *x, const void *data, size_t
         return TD_OK; /* an empty chunk would end the stream */
     }
     char line[24];
-    int n = snprintf(line, sizeof line, "%zx\r\n", len);
-    if (!put(x, line, (size_t)n) || !put(x, data, len) || !put(x, "\r\n", 2)) {
+    int n = x->parser.http10 ? 0 : snprintf(line, sizeof line, "%zx\r\n", len);
+    if (!put(x, line, (size_t)n) || !put(x, data, len) || !put(x, "\r\n", n > 0 ? 2 : 0)) {
         return TD_ERR_NO_MEMORY;
     }
     if (evbuffer_get_length(output(x)) > x->server->p.high_water) {
@@ -323,9 +331,16 @@ td_err td_http_stream_write(struct td_http_exchange *x, const void *data, size_t
 void td_http_stream_end(struct td_http_exchange *x)
 {
     TD_REQUIRE(x->magic == HC_MAGIC && (x->state == HC_STREAMING || x->state == HC_DEAD));
-    if (x->state == HC_STREAMING && put(x, "0\r\n\r\n", 5)) {
+    if (x->state == HC_STREAMING && (x->parser.http10 || put(x, "0\r\n\r\n", 5))) {
         answered(x);
     }
+}
+
+void td_http_stream_abort(struct td_http_exchange *x)
+{
+    TD_REQUIRE(x->magic == HC_MAGIC && (x->state == HC_STREAMING || x->state == HC_DEAD));
+    x->gone = NULL;
+    kill_conn(x);
 }
 
 /* ---- reading ---- */
@@ -340,7 +355,7 @@ static void answer_error(struct td_http_exchange *x, td_err err, const char *tex
     }
     TD_LOG(INFO, "request refused by the guard", "peer=%s status=%d text=\"%s\"", x->peer, status,
            text);
-    x->keep_alive = false;
+    x->keep_alive = x->head_only = false;
     x->state = HC_ANSWERING;
     x->gone = NULL;
     td_http_respond(x, status, NULL, 0, "application/json", body.data, body.len);

@@ -30,7 +30,7 @@ struct td_http_server_stats {
     uint32_t open;
 };
 
-/* Must answer (now or later) by exactly one of td_http_respond, td_http_stream_start..end, unless
+/* Must answer (now or later) by exactly one of td_http_respond, td_http_stream_start..end or abort, unless
  * `gone` is called first. The request is valid until then. */
 typedef void (*td_http_handler)(void *arg, struct td_http_exchange *x);
 
@@ -78,6 +78,8 @@ void td_http_stream_start(struct td_http_exchange *x, int status,
 /* TD_ERR_FULL: the client reads too slowly; `gone` is called in the next pass. */
 td_err td_http_stream_write(struct td_http_exchange *x, const void *data, size_t len) TD_MUST_CHECK;
 void td_http_stream_end(struct td_http_exchange *x);
+/* Cuts the connection, so that the client cannot take what came for a whole answer. */
+void td_http_stream_abort(struct td_http_exchange *x);
 const char *td_http_status_text(int status);
 
 #endif

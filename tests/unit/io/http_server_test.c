@@ -235,6 +235,42 @@ static void a_stream_is_chunked_and_ends(void **state)
     close(fd);
 }
 
+static void a_stream_for_http_1_0_is_raw_and_ends_with_the_connection(void **state)
+{
+    (void)state;
+    int fd = dial();
+    (void)talk(fd, "GET /stream HTTP/1.0\r\nConnection: keep-alive\r\n\r\n", "\r\n\r\n");
+    assert_int_equal(td_http_stream_write(held, "data: x\n\n", 9), TD_OK);
+    const char *got = talk(fd, NULL, "data");
+    assert_string_equal(got, "data: x\n\n");
+    td_http_stream_end(held); /* with nothing left to write */
+    assert_string_equal(talk(fd, NULL, NULL), "");
+    close(fd);
+}
+
+static void an_aborted_stream_has_no_end(void **state)
+{
+    (void)state;
+    int fd = dial();
+    (void)talk(fd, GET("/stream"), "chunked");
+    assert_int_equal(td_http_stream_write(held, "data: x\n\n", 9), TD_OK);
+    (void)talk(fd, NULL, "data");
+    td_http_stream_abort(held);
+    assert_string_equal(talk(fd, NULL, NULL), "");
+    assert_int_equal(gone_count, 0);
+    assert_int_equal(td_http_server_busy(server), 0);
+    close(fd);
+}
+
+static void a_guards_error_after_a_head_request_has_a_body(void **state)
+{
+    (void)state;
+    int fd = dial();
+    assert_null(strstr(talk(fd, "HEAD /a HTTP/1.1\r\nHost: a\r\n\r\n", "\r\n\r\n"), "\r\n\r\n/a"));
+    assert_non_null(strstr(talk(fd, "oops\r\n\r\n", NULL), "bad_request"));
+    close(fd);
+}
+
 static void a_client_that_leaves_is_noticed_once(void **state)
 {
     (void)state;
@@ -317,6 +353,9 @@ int main(void)
         T(errors_of_the_guard_are_json_and_close),
         T(continue_is_sent_before_the_body),
         T(a_stream_is_chunked_and_ends),
+        T(a_stream_for_http_1_0_is_raw_and_ends_with_the_connection),
+        T(an_aborted_stream_has_no_end),
+        T(a_guards_error_after_a_head_request_has_a_body),
         T(a_client_that_leaves_is_noticed_once),
         T(a_client_that_does_not_read_is_dropped),
         T(connections_are_capped_and_come_back),
