@@ -159,7 +159,7 @@ static void on_refused(void *arg, const char *url, td_err reason, const char *te
 {
     (void)arg;
     (void)url;
-    TD_LOG(ERROR, "router does not fit", "reason=%s by=%s text=\"%s\"", td_err_code(reason),
+    TD_LOG(WARN, "router does not fit", "reason=%s by=%s text=\"%s\"", td_err_code(reason),
            remote ? "router" : "node", text);
 }
 
