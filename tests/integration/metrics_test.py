@@ -1,0 +1,246 @@
+"""The committed list of metrics, docs/metrics.md, against what a cluster serves: nothing missing, nothing stuck."""
+import os
+import re
+import time
+
+from harness import ROOT, Stream, chat, cluster, get, in_threads, request, run, tokens_of, wait_for
+
+TEXT = "one request and its figures " * 4
+TYPES = ("counter", "gauge", "histogram")
+
+
+def listed():
+    """{name: (type, roles on which it moves, labels, when it moves)} of docs/metrics.md."""
+    out = {}
+    with open(os.path.join(ROOT, "docs", "metrics.md"), encoding="utf-8") as f:
+        for line in f:
+            cells = [c.strip() for c in line.strip().strip("|").split("|")]
+            if not cells[0].startswith("`") or cells[1] not in TYPES:
+                continue
+            name, type_ = cells[0].strip("`"), cells[1]
+            roles = ["router"] if len(cells) == 5 else cells[2].split(", ")
+            labels, moves = cells[-3], cells[-2]
+            before = out.get(name, (type_, [], "", moves))[1]
+            out[name] = (type_, before + roles, set() if labels == "-" else set(labels.split(", ")), moves)
+    return out
+
+
+LISTED = listed()
+COMMON = {"router": {"model_name"}, "node": {"model_name", "role", "node"}}
+
+
+class Scrape:
+    """One scrape of one process, checked: families declared, kv_blocks add up."""
+
+    def __init__(self, cl, process):
+        self.role = "router" if process.name.startswith("router") else process.name.split("-")[0]
+        self.types, self.values = {}, {}
+        text = cl.fetch(f"http://127.0.0.1:{process.port('admin')}/metrics")
+        for line in text.splitlines():
+            if line.startswith("# TYPE "):
+                _, _, name, type_ = line.split()
+                self.types[name] = type_
+            elif line and not line.startswith("#"):
+                key, value = line.rsplit(" ", 1)
+                self.values[key] = float(value)
+        blocks = [v for k, v in self.values.items() if k.startswith("tandem_node_kv_blocks{")]
+        assert self.role == "router" or sum(blocks) == self.pool(), (process.name, blocks)
+
+    def pool(self):
+        return int(re.search(r'num_gpu_blocks="(\d+)"', next(k for k in self.values if "cache_config_info" in k))[1])
+
+    def moved(self, name):
+        """Whether a sample of this name is not zero; a histogram's is its count."""
+        if LISTED[name][0] == "histogram":
+            name += "_count"
+        return any(v != 0 for k, v in self.values.items() if k.split("{")[0] == name)
+
+    def value(self, start):
+        return sum(v for k, v in self.values.items() if k.startswith(start))
+
+    def labels(self, name):
+        found = set()
+        for key in self.values:
+            if key.split("{")[0] in (name, name + "_count"):
+                found |= set(re.findall(r'(\w+)="', key)) - {"le"}
+        return found
+
+
+def processes(cl):
+    return [cl.router] + list(cl.nodes.values())
+
+
+def scrapes(cl):
+    return [Scrape(cl, p) for p in processes(cl)]
+
+
+def expected(role, moves):
+    return [n for n, row in LISTED.items() if role in row[1] and row[3] == moves]
+
+
+def test_the_list_and_what_is_served_are_the_same():
+    with cluster() as cl:
+        for s in scrapes(cl):
+            mine = {n: row[0] for n, row in LISTED.items() if s.role in row[1]}
+            nodes = {n for n, row in LISTED.items() if row[1] != ["router"]}
+            assert set(mine) <= set(s.types), (s.role, set(mine) - set(s.types))
+            unlisted = set(s.types) - (set(mine) if s.role == "router" else nodes)
+            assert not unlisted, (s.role, unlisted)
+            assert all(s.types[n] == t for n, t in mine.items()), s.role
+
+
+def test_everything_moves_after_one_request():
+    with cluster() as cl:
+        port = cl.router.port("http")
+        assert chat(port, TEXT, max_tokens=6, ignore_eos=True).status == 200
+        stuck = {}
+
+        def all_moved():
+            for s in scrapes(cl):
+                stuck[s.role] = [n for n in expected(s.role, "request") if not s.moved(n)]
+            return not any(stuck.values())
+
+        try:
+            wait_for(all_moved, 10, "all metrics to move")  # a node's last words come after the answer
+        except AssertionError:
+            raise AssertionError(f"never moved: {stuck}") from None
+        for s in scrapes(cl):
+            common = COMMON["router" if s.role == "router" else "node"]
+            for name in expected(s.role, "request"):
+                if name != "tandem_metrics_lost_total":
+                    assert s.labels(name) == LISTED[name][2] | common, (s.role, name, s.labels(name))
+
+
+def test_the_figures_of_one_request_are_plausible():
+    with cluster() as cl:
+        start = time.monotonic()
+        a = chat(cl.router.port("http"), TEXT, max_tokens=6, ignore_eos=True)
+        took = time.monotonic() - start
+        usage = a.json()["usage"]
+        wait_for(lambda: cl.metrics(cl.nodes["prefill-0"]) and Scrape(cl, cl.nodes["prefill-0"]).moved(
+            "tandem_node_kv_transfer_bytes"), 10, "the transfer's figures")
+        router, prefill, decode = scrapes(cl)
+        assert router.value("tandem_router_prompt_tokens_sum") == usage["prompt_tokens"]
+        assert router.value("tandem_router_output_tokens_sum") == 6
+        assert prefill.value("vllm:prompt_tokens_total") == usage["prompt_tokens"]
+        assert prefill.value("vllm:generation_tokens_total") + decode.value("vllm:generation_tokens_total") in (6, 7)
+        moved = prefill.value("tandem_node_kv_transfer_bytes_sum")
+        assert moved == decode.value("tandem_node_kv_transfer_bytes_sum") > 0
+        assert prefill.value('tandem_node_kv_transfer_transport_bytes_total') == moved
+        path = re.search(r'transport="(\w+)"', next(k for k in prefill.values if "transport_bytes" in k))[1]
+        assert path in ("shm", "cma", "tcp"), path
+        # From the first post to the last completion: longer than no time, shorter than the whole answer took.
+        assert moved / took <= prefill.value("tandem_node_kv_transfer_bytes_per_second") < 1e12
+        assert 0 < router.value("tandem_router_request_seconds_sum") <= took
+        assert 0 < router.value("tandem_router_time_to_first_token_seconds_sum") <= took
+
+
+def test_gauges_show_what_runs_and_waits():
+    slow = ["--fault", "step.pause=delay:us=40000"]
+    with cluster(node=slow + ["--max-num-seqs", "1"], router=["--node-queue", "2"]) as cl:
+        port = cl.router.port("http")
+        missing = {s.role: set(expected(s.role, "running")) for s in scrapes(cl)}
+        assert all(missing.values())
+        done = []
+
+        def watch():
+            while not done and any(missing.values()):
+                for s in scrapes(cl):
+                    missing[s.role] -= {n for n in missing[s.role] if s.moved(n)}
+
+        def ask():
+            in_threads([lambda: tokens_of(port, TEXT, max_tokens=12, ignore_eos=True) for _ in range(8)])
+            done.append(True)
+
+        in_threads([ask, watch])
+        assert not any(missing.values()), missing
+        for s in scrapes(cl):  # and they come back
+            stuck = [n for n in expected(s.role, "running") if s.moved(n)]
+            assert not set(stuck) - {"tandem_router_average_kv_usage_ratio", "tandem_router_connections"}, stuck
+
+
+# name and labels, process, what is done to a cluster, and its extra arguments
+def bad_request(cl):
+    assert request(cl.router.port("http"), "POST", "/v1/completions", {"prompt": 7}).status == 400
+
+
+def one_answer(cl):
+    assert len(tokens_of(cl.router.port("http"), TEXT, max_tokens=4, ignore_eos=True)) == 4
+
+
+def no_prefill_node(cl):
+    cl.nodes["prefill-0"].kill()
+    wait_for(lambda: get(cl.router.port("http"), "/health")[0] == 503, 20, "the router to notice")
+    assert chat(cl.router.port("http")).status == 503
+
+
+def leave(cl):
+    """A client that goes in mid-answer: the first token is the prefill node's."""
+    s = Stream(cl.router.port("http"), max_tokens=100, ignore_eos=True)
+    events = s.events()
+    for _ in range(5):
+        next(events)
+    s.close()
+
+
+def leave_early(cl):
+    """A client that goes while its prompt is computed."""
+    s = Stream(cl.router.port("http"), text=TEXT * 4, max_tokens=100, ignore_eos=True)
+    wait_for(lambda: Scrape(cl, cl.nodes["prefill-0"]).moved("tandem_node_inflight_requests"), 10, "the prefill")
+    s.close()
+
+
+def crowd(cl):
+    """More at once than the node takes; the router finds room for them later, or says that there is none."""
+    in_threads([lambda: chat(cl.router.port("http"), TEXT) for _ in range(8)])
+
+
+SLOW = ["--fault", "step.pause=delay:us=30000"]
+FAILURES = [
+    ("tandem_router_errors_total", 'error_code="bad_request"', "router", bad_request, {}),
+    ("tandem_router_requests_total", 'code="400"', "router", bad_request, {}),
+    ("tandem_router_admissions_total", 'outcome="rejected_no_node"', "router", no_prefill_node, {}),
+    ("tandem_router_retries_total", "reason=", "router", one_answer, {"prefill_args": ["--fault", "step.fail=fail:times=1"]}),
+    ("tandem_node_finished_total", 'reason="error"', "prefill-0", one_answer,
+     {"prefill_args": ["--fault", "step.fail=fail:times=1"]}),
+    ("tandem_node_kv_transfer_failures_total", "reason=", "prefill-0", one_answer,
+     {"prefill_args": ["--fault", "xfer.post.fail=fail:times=1"]}),
+    ("tandem_node_kv_transfer_failures_total", 'reason="kv_mismatch"', "decode-0", one_answer,
+     {"prefill_args": ["--fault", "kv.header.flip=fail:times=1"]}),
+    ("tandem_node_kv_refused_slices_total", "", "decode-0", one_answer,
+     {"prefill_args": ["--fault", "kv.header.flip=fail:times=1"]}),
+    ("tandem_node_cancellations_total", 'phase="decode"', "decode-0", leave, {"decode_args": SLOW}),
+    ("tandem_node_cancellations_total", 'phase="prefill"', "prefill-0", leave_early,
+     {"prefill_args": SLOW + ["--prefill-chunk", "16", "--max-num-batched-tokens", "16"]}),
+    ("tandem_node_refused_total", 'code="overloaded"', "prefill-0", crowd,
+     {"prefill_args": SLOW + ["--max-num-seqs", "1", "--max-queue", "1"]}),
+]
+
+
+def test_error_counters_move_by_the_failure_they_name():
+    for name, labels, where, provoke, options in FAILURES:
+        with cluster(**options) as cl:
+            process = next(p for p in processes(cl) if p.name == where)
+
+            def count():
+                return sum(v for k, v in Scrape(cl, process).values.items() if k.split("{")[0] == name and labels in k)
+
+            before = count()
+            provoke(cl)
+            wait_for(lambda: count() > before, 10, f"{name}{{{labels}}} of {where} to move")
+
+
+def test_every_error_counter_is_provoked():
+    provoked = {(f[0], f[2].split("-")[0]) for f in FAILURES}
+    missing = {(n, r) for n, row in LISTED.items() for r in row[1] if row[3] == "error"} - provoked
+    assert not missing, missing
+
+
+def test_the_vllm_names_can_be_left_out():
+    with cluster(node=["--no-metrics-compat"]) as cl:
+        text = cl.fetch(f"http://127.0.0.1:{cl.nodes['decode-0'].port('admin')}/metrics")
+        assert "vllm:" not in text and "tandem_node_kv_blocks" in text
+
+
+if __name__ == "__main__":
+    run(globals())
