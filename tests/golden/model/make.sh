@@ -21,6 +21,7 @@ for name in mix q4_1; do
 done
 oracle prompts "$model" "$here/smollm2.f32.bin"
 oracle prompts "$model" "$here/smollm2.int8.bin" --int8
+"$python" "$here/../demo.py" "$model" "$here/demo.json"
 oracle windows "$model" /usr/share/common-licenses/GPL-3 "$here/smollm2.windows.bin"
 oracle windows "$model" /usr/share/common-licenses/GPL-3 "$here/smollm2.windows.head16.bin" --head16
 exact windows "$model" "$here/smollm2.windows.head16.bin" "$here/smollm2.windows.exact.bin"
