@@ -4,12 +4,30 @@
 #include <stdio.h>
 #include <string.h>
 
-#define ERROR_BODY_MAX 65536u
+#include "common/base/assert.h"
+#include "common/base/utf8.h"
 
+#define ERROR_BODY_MAX 65536u
+#define TEXT_MAX       1024u
+#define RETRY_MAX_S    86400
+
+/* Texts quote what clients and peers sent, cut at any byte: what is no UTF-8 becomes '?', so that
+ * the body stays JSON. */
 static td_err text_field(struct td_buf *b, const char *key, const char *s)
 {
+    char clean[TEXT_MAX];
+    size_t n = 0, len = s != NULL ? strlen(s) : 0;
     TD_TRY(td_buf_printf(b, "\"%s\":", key));
-    return s != NULL ? td_buf_json_string(b, s, strlen(s)) : td_buf_puts(b, "null");
+    if (s == NULL) {
+        return td_buf_puts(b, "null");
+    }
+    for (size_t i = 0; i < len && n + 4 <= sizeof clean;) {
+        size_t c = td_utf8_char_len(s + i, len - i);
+        memcpy(clean + n, c > 0 ? s + i : "?", c > 0 ? c : 1);
+        n += c > 0 ? c : 1;
+        i += c > 0 ? c : 1;
+    }
+    return td_buf_json_string(b, clean, n);
 }
 
 static const char *error_type(td_err err)
@@ -45,11 +63,27 @@ void td_http_error_body(td_err err, const char *text, struct td_buf *out)
 void td_http_refuse(struct td_http_exchange *x, td_err err, const char *text, const char *param,
                     double retry_s)
 {
+    td_http_refuse_with(x, err, text, param, retry_s, NULL, 0);
+}
+
+static int retry_after(double s)
+{
+    return !(s > 1) ? 1 : (s > RETRY_MAX_S ? RETRY_MAX_S : (int)ceil(s));
+}
+
+void td_http_refuse_with(struct td_http_exchange *x, td_err err, const char *text,
+                         const char *param, double retry_s, const struct td_http_header *more,
+                         uint32_t n_more)
+{
     struct td_buf body;
-    struct td_http_header extra[5];
+    struct td_http_header extra[5 + TD_HTTP_REFUSE_EXTRA];
     uint32_t n = 0;
     char retry[24];
     int status = td_err_http(err);
+    TD_REQUIRE(n_more <= TD_HTTP_REFUSE_EXTRA);
+    for (uint32_t i = 0; i < n_more; i++) {
+        extra[n++] = more[i];
+    }
     td_buf_init(&body, ERROR_BODY_MAX);
     TD_IGNORE(td_http_error_json(&body, err, text, param)); /* a cut body still has its status */
     if (status == 401) {
@@ -59,7 +93,7 @@ void td_http_refuse(struct td_http_exchange *x, td_err err, const char *text, co
         extra[n++] = (struct td_http_header){"Allow", "GET, HEAD, POST"};
     }
     if (status == 429 || status == 503) {
-        (void)snprintf(retry, sizeof retry, "%d", (int)ceil(retry_s < 1 ? 1 : retry_s));
+        (void)snprintf(retry, sizeof retry, "%d", retry_after(retry_s));
         extra[n++] = (struct td_http_header){"Retry-After", retry};
         extra[n++] = (struct td_http_header){"x-tandem-dropped-reason", td_err_code(err)};
     }

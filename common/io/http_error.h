@@ -16,5 +16,10 @@ void td_http_error_body(td_err err, const char *text, struct td_buf *out);
 /* Answers with the error's status, object and headers (Retry-After, Allow, ...). */
 void td_http_refuse(struct td_http_exchange *x, td_err err, const char *text, const char *param,
                     double retry_s);
+/* With headers of the caller's, at most TD_HTTP_REFUSE_EXTRA. */
+#define TD_HTTP_REFUSE_EXTRA 12u
+void td_http_refuse_with(struct td_http_exchange *x, td_err err, const char *text,
+                         const char *param, double retry_s, const struct td_http_header *more,
+                         uint32_t n_more);
 
 #endif

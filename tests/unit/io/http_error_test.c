@@ -69,6 +69,15 @@ static void texts_are_escaped_and_empty_ones_replaced(void **state)
     json_decref(j);
 }
 
+static void a_text_cut_inside_a_character_stays_json(void **state)
+{
+    (void)state;
+    json_t *j = object(TD_ERR_BAD_REQUEST, "caf\xc3` is \xff", "\xe2\x82");
+    assert_string_equal(field(j, "message"), "caf?` is ?");
+    assert_string_equal(field(j, "param"), "??");
+    json_decref(j);
+}
+
 static void a_body_that_does_not_fit_is_cut(void **state)
 {
     (void)state;
@@ -125,6 +134,7 @@ static void refusals_carry_the_headers_of_their_status(void **state)
         {TD_ERR_UNAUTHORIZED, 1, "401 ", "WWW-Authenticate: Bearer\r\n", "Retry-After"},
         {TD_ERR_METHOD, 1, "405 ", "Allow: ", "Retry-After"},
         {TD_ERR_OVERLOADED, 2.1, "429 ", "Retry-After: 3\r\n", "x-should-retry"},
+        {TD_ERR_RATE_LIMITED, 1e30, "429 ", "Retry-After: 86400\r\n", "x-should-retry"},
         {TD_ERR_NO_NODE, 0, "503 ", "Retry-After: 1\r\n", "x-should-retry"},
         {TD_ERR_DRAINING, 5, "503 ", "x-tandem-dropped-reason: draining\r\n", "x-should-retry"},
         {TD_ERR_BAD_REQUEST, 1, "400 ", "x-should-retry: false\r\n", "Retry-After"},
@@ -158,6 +168,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_error_has_message_type_param_and_code),
         cmocka_unit_test(texts_are_escaped_and_empty_ones_replaced),
+        cmocka_unit_test(a_text_cut_inside_a_character_stays_json),
         cmocka_unit_test(a_body_that_does_not_fit_is_cut),
         cmocka_unit_test(refusals_carry_the_headers_of_their_status),
     };
