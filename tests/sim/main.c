@@ -40,19 +40,26 @@ struct totals {
 };
 
 static const char *program;
-static volatile uint64_t current_seed;
+/* What a signal prints: made before each seed, since a handler may only write. */
+static char last_words[512];
+static volatile sig_atomic_t n_last_words;
 
 /* An assertion of the code under test is a failing seed like any other. */
 static void on_abort(int sig)
 {
-    char line[512];
-    int n = snprintf(line, sizeof line,
-                     "seed %" PRIu64 " FAILED: signal %d (an assertion; -v shows it)\n"
-                     "  again: %s --seed %" PRIu64 " --bug " SIM_BUG " -v\n",
-                     (uint64_t)current_seed, sig, program, (uint64_t)current_seed);
-    ssize_t written = write(1, line, (size_t)n);
+    (void)sig;
+    ssize_t written = write(1, last_words, (size_t)n_last_words);
     (void)written;
     _exit(3);
+}
+
+static void prepare_last_words(uint64_t seed)
+{
+    int n = snprintf(last_words, sizeof last_words,
+                     "seed %" PRIu64 " FAILED: an assertion or a crash; -v shows it\n"
+                     "  again: %s --seed %" PRIu64 " --bug " SIM_BUG " -v\n",
+                     seed, program, seed);
+    n_last_words = n < (int)sizeof last_words ? n : (int)sizeof last_words - 1;
 }
 
 static void add(struct totals *t, const struct sim_result *r)
@@ -93,7 +100,7 @@ static void merge(struct totals *t, const struct totals *o)
 
 static void play(const struct options *o, uint64_t seed, struct totals *t)
 {
-    current_seed = seed;
+    prepare_last_words(seed);
     struct sim_result r = sim_run(seed, o->verbose);
     if (r.ok && o->twice) {
         struct sim_result again = sim_run(seed, false);

@@ -181,6 +181,16 @@ static void arm_state(struct sim *s, struct sim_proc *p, int64_t at)
     }
 }
 
+static bool same_load(const struct td_wire_state *a, const struct td_wire_state *b)
+{
+    return a->draining == b->draining && a->queued_requests == b->queued_requests &&
+           a->running_requests == b->running_requests &&
+           a->queued_prompt_tok == b->queued_prompt_tok &&
+           memcmp(a->blocks, b->blocks, sizeof a->blocks) == 0 &&
+           a->prefill_us_per_ktok == b->prefill_us_per_ktok &&
+           a->decode_step_us == b->decode_step_us;
+}
+
 void sim_node_publish(struct sim *s, struct sim_proc *p)
 {
     struct sim_node *n = p->node;
@@ -189,7 +199,7 @@ void sim_node_publish(struct sim *s, struct sim_proc *p)
     n->ops->state(n->core, &st);
     st.ready = true;
     st.draining = st.draining || n->draining;
-    bool changed = memcmp(&st, &n->last_state, sizeof st) != 0;
+    bool changed = !same_load(&st, &n->last_state);
     bool wanted = st.draining != n->last_state.draining;
     for (uint32_t i = 0; i < SIM_MAX_SESSIONS; i++) {
         wanted = wanted || (p->sessions[i].used && p->sessions[i].full_wanted);

@@ -34,15 +34,13 @@ struct sim_peer *sim_peer_of(struct sim_node *n, uint32_t xconn)
 
 static struct sim_peer *add(struct sim_node *n, uint64_t epoch, uint32_t xconn, uint32_t side)
 {
-    for (uint32_t i = 0; i < SIM_MAX_PEERS; i++) {
-        if (!n->peers[i].used) {
-            n->peers[i] =
-                (struct sim_peer){.used = true, .epoch = epoch, .xconn = xconn, .side = side};
-            return &n->peers[i];
-        }
+    uint32_t i = 0;
+    while (i < SIM_MAX_PEERS && n->peers[i].used) {
+        i++;
     }
-    TD_INSIST(!"room for another peer");
-    return NULL;
+    TD_INSIST(i < SIM_MAX_PEERS);
+    n->peers[i] = (struct sim_peer){.used = true, .epoch = epoch, .xconn = xconn, .side = side};
+    return &n->peers[i];
 }
 
 /* ---- packets ---- */
