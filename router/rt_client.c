@@ -31,6 +31,7 @@ struct choice {
     uint32_t index;
     uint64_t counter; /* in the core; 0: not submitted */
     bool submitted, ended, role_sent;
+    bool cancelled; /* the core is, or is about to be, told: once a choice */
     struct td_text_detok detok;
     struct td_text_stop *stop; /* owned */
     struct td_buf piece;       /* characters complete with this token */
@@ -91,15 +92,20 @@ static void free_if_over(struct rt_client *c)
     }
 }
 
+static void cancel_choice(struct choice *ch, td_err reason)
+{
+    if (ch->submitted && !ch->ended && !ch->cancelled && ch->counter != 0) {
+        ch->cancelled = true;
+        rt__shell_cancel(ch->client->shell, ch->counter, reason);
+    }
+}
+
 /* The cancel of the last live choice may end it before this returns: the object is held meanwhile. */
 static void cancel_live(struct rt_client *c, td_err reason)
 {
     c->hold++;
     for (uint32_t i = 0; i < c->n_choices; i++) {
-        struct choice *ch = &c->choices[i];
-        if (ch->submitted && !ch->ended && ch->counter != 0) {
-            rt__shell_cancel(c->shell, ch->counter, reason);
-        }
+        cancel_choice(&c->choices[i], reason);
     }
     c->hold--;
 }
@@ -135,6 +141,20 @@ static bool send_event(struct rt_client *c)
     return err == TD_OK;
 }
 
+/* Ends the stream with what is in c->event. What is not complete, or cannot be written, is cut: a
+ * stream left open would look like one that goes on. */
+static void end_stream(struct rt_client *c, bool complete, td_err err)
+{
+    bool sent = complete && send_event(c);
+    struct td_http_exchange *x = c->x; /* NULL: gone while it was being written */
+    answered(c, 200, err);
+    if (x != NULL && sent) {
+        td_http_stream_end(x);
+    } else if (x != NULL) {
+        td_http_stream_abort(x);
+    }
+}
+
 static void fail(struct rt_client *c, td_err err, const char *text, const char *param)
 {
     if (c->failed) {
@@ -142,18 +162,16 @@ static void fail(struct rt_client *c, td_err err, const char *text, const char *
     }
     c->failed = true;
     if (c->x != NULL && !c->streaming) {
+        struct td_http_header id = {"x-request-id", c->request_id};
         struct td_http_exchange *x = c->x;
         answered(c, td_err_http(err), err);
-        td_http_refuse(x, err, text, param, 1);
+        td_http_refuse_with(x, err, text, param, 1, &id, 1);
     } else if (c->x != NULL) {
         td_buf_clear(&c->event);
-        bool ok = rt_reply_error_event(&c->event, err, text) == TD_OK &&
-                  rt_reply_done(&c->event) == TD_OK && send_event(c);
-        struct td_http_exchange *x = c->x;
-        answered(c, 200, err);
-        if (x != NULL && ok) {
-            td_http_stream_end(x);
-        }
+        end_stream(c,
+                   rt_reply_error_event(&c->event, err, text) == TD_OK &&
+                       rt_reply_done(&c->event) == TD_OK,
+                   err);
     }
     cancel_live(c, err);
 }
@@ -231,12 +249,7 @@ static void finish_stream(struct rt_client *c)
         return;
     }
     bool ok = !c->job->api.include_usage || rt_reply_usage_chunk(&c->event, &h, &c->usage) == TD_OK;
-    ok = ok && rt_reply_done(&c->event) == TD_OK && send_event(c);
-    struct td_http_exchange *x = c->x;
-    answered(c, 200, TD_OK);
-    if (x != NULL && ok) {
-        td_http_stream_end(x);
-    }
+    end_stream(c, ok && rt_reply_done(&c->event) == TD_OK, TD_OK);
 }
 
 static void finish_whole(struct rt_client *c)
@@ -336,7 +349,7 @@ void rt__client_token(const struct rt_action *a)
     if (td_text_stop_matched(ch->stop) >= 0) {
         ch->finish = TD_FINISH_STOP;
         if (a->finish == TD_FINISH_NONE) {
-            rt__shell_cancel(c->shell, a->counter, TD_OK);
+            cancel_choice(ch, TD_OK);
         }
     }
     if (c->job->api.stream) {
@@ -493,6 +506,16 @@ static bool clean_id(const char *id)
            strspn(id, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:/") == n;
 }
 
+/* W3C trace context, version 00: what is not exactly that is dropped, as the standard asks. */
+static bool valid_traceparent(const char *t)
+{
+    static const char zeros[] = "00000000000000000000000000000000";
+    static const char hex[] = "0123456789abcdef";
+    return strlen(t) == 55 && strncmp(t, "00-", 3) == 0 && strspn(t + 3, hex) == 32 &&
+           t[35] == '-' && strspn(t + 36, hex) == 16 && t[52] == '-' && strspn(t + 53, hex) == 2 &&
+           strncmp(t + 3, zeros, 32) != 0 && strncmp(t + 36, zeros, 16) != 0;
+}
+
 static void set_id(struct rt_client *c, const char *id)
 {
     (void)snprintf(c->request_id, sizeof c->request_id, "%s", id);
@@ -520,20 +543,26 @@ void rt__client_job_done(void *arg, struct rt_job *job)
     free_if_over(c);
 }
 
-static void name_request(struct rt_client *c, const struct td_http_request *r)
+void rt__request_id(struct rt_shell *s, const struct td_http_request *r, char out[TD_WIRE_MAX_NAME])
 {
     const char *given = td_http_header_get(r, "x-request-id");
+    if (clean_id(given)) {
+        (void)snprintf(out, TD_WIRE_MAX_NAME, "%s", given);
+    } else {
+        (void)snprintf(out, TD_WIRE_MAX_NAME, "%016" PRIx64 "-%" PRIu64, s->epoch, s->next_id++);
+    }
+}
+
+static void note_trace(struct rt_client *c, const struct td_http_request *r)
+{
     const char *trace = td_http_header_get(r, "traceparent");
-    char own[64];
-    (void)snprintf(own, sizeof own, "%016" PRIx64 "-%" PRIu64, c->shell->epoch,
-                   c->shell->next_id++);
-    set_id(c, clean_id(given) ? given : own);
-    if (trace != NULL && strlen(trace) == 55 && strspn(trace, "0123456789abcdef-") == 55) {
+    if (trace != NULL && valid_traceparent(trace)) {
         (void)snprintf(c->traceparent, sizeof c->traceparent, "%s", trace);
     }
 }
 
-void rt__client_start(struct rt_shell *s, struct td_http_exchange *x, bool chat, struct rt_key *key)
+void rt__client_start(struct rt_shell *s, struct td_http_exchange *x, bool chat, struct rt_key *key,
+                      const char *request_id)
 {
     const struct td_http_request *r = td_http_exchange_request(x);
     struct rt_client *c = td_zalloc(1, sizeof *c);
@@ -552,7 +581,8 @@ void rt__client_start(struct rt_shell *s, struct td_http_exchange *x, bool chat,
     c->created_s = td_wall_us() / 1000000;
     c->started_us = c->written_us = td_now_us();
     td_buf_init(&c->event, EVENT_MAX);
-    name_request(c, r);
+    set_id(c, request_id);
+    note_trace(c, r);
     c->next = s->clients;
     if (s->clients != NULL) {
         s->clients->prev = c;

@@ -1,5 +1,6 @@
 /* Design: one table of routes for both ports. Authentication comes before routing on the public
- * port: everything needs a key but what the table calls open.
+ * port: everything needs a key but what the table calls open (probes and the version; the metrics
+ * are open on the admin port only).
  */
 #define TD_LOG_ROOM "router"
 #include <inttypes.h>
@@ -21,30 +22,69 @@ struct call {
     struct td_http_exchange *x;
     const struct td_http_request *r;
     struct rt_key *key;
+    char id[TD_WIRE_MAX_NAME]; /* x-request-id of every answer */
 };
+
+static void refuse(struct call *c, td_err err, const char *text, const char *param, double retry_s)
+{
+    struct td_http_header id = {"x-request-id", c->id};
+    td_http_refuse_with(c->x, err, text, param, retry_s, &id, 1);
+}
+
+static void answer(struct call *c, const char *type, const void *body, size_t len)
+{
+    struct td_http_header id = {"x-request-id", c->id};
+    td_http_respond(c->x, 200, &id, 1, type, body, len);
+}
 
 static void answer_json(struct call *c, const struct td_buf *body, td_err err)
 {
     if (err != TD_OK) {
-        td_http_refuse(c->x, err, "the answer does not fit into memory", NULL, 1);
+        refuse(c, err, "the answer does not fit into memory", NULL, 1);
         return;
     }
-    td_http_respond(c->x, 200, NULL, 0, "application/json", body->data, body->len);
+    answer(c, "application/json", body->data, body->len);
 }
 
 /* ---- the API ---- */
 
+static bool is_json(const char *type)
+{
+    return type != NULL && strncasecmp(type, "application/json", 16) == 0 &&
+           (type[16] == 0 || strchr("; \t", type[16]) != NULL);
+}
+
+/* With what this key is limited to and what is left of it: x-ratelimit-limit-requests and so on. */
+static void refuse_by_key(struct call *c, td_err err, double retry_s)
+{
+    static const char *const parts[] = {"limit", "remaining", "reset"};
+    struct rt_key_limit limits[RT_KEY_LIMITS];
+    struct td_http_header h[TD_HTTP_REFUSE_EXTRA] = {{"x-request-id", c->id}};
+    char names[RT_KEY_LIMITS][3][48], values[RT_KEY_LIMITS][3][32];
+    uint32_t n = rt_key_limits(c->key, limits), n_h = 1;
+    for (uint32_t i = 0; i < n; i++) {
+        const struct rt_key_limit *l = &limits[i];
+        (void)snprintf(values[i][0], sizeof values[i][0], "%.0f", ceil(l->limit));
+        (void)snprintf(values[i][1], sizeof values[i][1], "%.0f", floor(l->remaining));
+        (void)snprintf(values[i][2], sizeof values[i][2], "%.2fs", fmin(l->reset_s, 1e9));
+        for (uint32_t k = 0; k < (l->reset_s > 0 ? 3u : 2u); k++) {
+            (void)snprintf(names[i][k], sizeof names[i][k], "x-ratelimit-%s-%s", parts[k], l->what);
+            h[n_h++] = (struct td_http_header){names[i][k], values[i][k]};
+        }
+    }
+    td_http_refuse_with(c->x, err, "this key has reached a rate limit", NULL, retry_s, h, n_h);
+}
+
 static void generate(struct call *c, bool chat)
 {
-    const char *type = td_http_header_get(c->r, "content-type");
     double retry_s = 1;
-    if (type == NULL || strncasecmp(type, "application/json", 16) != 0) {
-        td_http_refuse(c->x, TD_ERR_MEDIA_TYPE, "Content-Type must be application/json", NULL, 1);
+    if (!is_json(td_http_header_get(c->r, "content-type"))) {
+        refuse(c, TD_ERR_MEDIA_TYPE, "Content-Type must be application/json", NULL, 1);
         rt_metrics_answer(c->s->metrics, 415, TD_ERR_MEDIA_TYPE);
         return;
     }
     if (c->s->draining) {
-        td_http_refuse(c->x, TD_ERR_DRAINING, "this router is draining", NULL, 5);
+        refuse(c, TD_ERR_DRAINING, "this router is draining", NULL, 5);
         rt_metrics_answer(c->s->metrics, 503, TD_ERR_DRAINING);
         return;
     }
@@ -52,13 +92,15 @@ static void generate(struct call *c, bool chat)
         TD_FAULT(RT_ADMIT) ? TD_ERR_OVERLOADED : rt_key_admit(c->key, td_now_us(), &retry_s);
     if (err != TD_OK) {
         TD_LOG(INFO, "rt_admit refused", "key=%s err=%s", c->key->id, td_err_code(err));
-        td_http_refuse(c->x, err,
-                       err == TD_ERR_RATE_LIMITED ? "this key has reached a rate limit" : NULL,
-                       NULL, retry_s);
+        if (err == TD_ERR_RATE_LIMITED) {
+            refuse_by_key(c, err, retry_s);
+        } else {
+            refuse(c, err, NULL, NULL, retry_s);
+        }
         rt_metrics_answer(c->s->metrics, td_err_http(err), err);
         return;
     }
-    rt__client_start(c->s, c->x, chat, c->key);
+    rt__client_start(c->s, c->x, chat, c->key, c->id);
 }
 
 static void h_chat(struct call *c)
@@ -102,7 +144,7 @@ static void h_model(struct call *c)
     const char *name = c->r->path + strlen("/v1/models/");
     struct td_buf b;
     if (!rt_model_serves(c->s->model, name)) {
-        td_http_refuse(c->x, TD_ERR_MODEL_NOT_FOUND, "unknown model", "model", 1);
+        refuse(c, TD_ERR_MODEL_NOT_FOUND, "unknown model", "model", 1);
         return;
     }
     td_buf_init(&b, BODY_MAX);
@@ -115,9 +157,9 @@ static void h_model(struct call *c)
 static void status_only(struct call *c, bool ok, td_err err)
 {
     if (ok) {
-        td_http_respond(c->x, 200, NULL, 0, "application/json", "{\"status\":\"ok\"}", 15);
+        answer(c, "application/json", "{\"status\":\"ok\"}", 15);
     } else {
-        td_http_refuse(c->x, err, td_err_text(err), NULL, 1);
+        refuse(c, err, td_err_text(err), NULL, 1);
     }
 }
 
@@ -135,7 +177,7 @@ static void h_alive(struct call *c)
 static void h_version(struct call *c)
 {
     static const char body[] = "{\"version\":\"" TD_VERSION "\"}";
-    td_http_respond(c->x, 200, NULL, 0, "application/json", body, sizeof body - 1);
+    answer(c, "application/json", body, sizeof body - 1);
 }
 
 static void h_metrics(struct call *c)
@@ -144,10 +186,9 @@ static void h_metrics(struct call *c)
     td_buf_init(&b, BODY_MAX);
     td_err err = rt_metrics_write(c->s->metrics, &b);
     if (err != TD_OK) {
-        td_http_refuse(c->x, err, "metrics do not fit into memory", NULL, 1);
+        refuse(c, err, "metrics do not fit into memory", NULL, 1);
     } else {
-        td_http_respond(c->x, 200, NULL, 0, "text/plain; version=0.0.4; charset=utf-8", b.data,
-                        b.len);
+        answer(c, "text/plain; version=0.0.4; charset=utf-8", b.data, b.len);
     }
     td_buf_fini(&b);
 }
@@ -245,8 +286,7 @@ static void h_request(struct call *c)
         rt_history_find(c->s->history, c->r->path + strlen("/debug/request/"));
     struct td_buf b;
     if (r == NULL) {
-        td_http_refuse(c->x, TD_ERR_NOT_FOUND, "no finished request of this id is remembered", NULL,
-                       1);
+        refuse(c, TD_ERR_NOT_FOUND, "no finished request of this id is remembered", NULL, 1);
         return;
     }
     td_buf_init(&b, BODY_MAX);
@@ -278,7 +318,7 @@ static const struct route {
     {"GET", "/liveness", BOTH, true, h_alive},
     {"GET", "/startupz", BOTH, true, h_alive},
     {"GET", "/version", BOTH, true, h_version},
-    {"GET", "/metrics", BOTH, true, h_metrics},
+    {"GET", "/metrics", BOTH, false, h_metrics},
     {"GET", "/nodes", ADMIN, true, h_nodes},
     {"GET", "/requests", ADMIN, true, h_requests},
     {"GET", "/debug/request/", ADMIN, true, h_request},
@@ -317,6 +357,7 @@ static void serve(struct rt_shell *s, struct td_http_exchange *x, unsigned port)
 {
     struct call c = {.s = s, .x = x, .r = td_http_exchange_request(x)};
     bool known = false;
+    rt__request_id(s, c.r, c.id);
     const struct route *route = find_route(c.r, port, &known);
     td_err err = TD_OK;
     if (port == PUBLIC && (route == NULL || !route->open)) {
@@ -326,7 +367,7 @@ static void serve(struct rt_shell *s, struct td_http_exchange *x, unsigned port)
         err = known ? TD_ERR_METHOD : TD_ERR_NOT_FOUND;
     }
     if (err != TD_OK) {
-        td_http_refuse(x, err, NULL, NULL, 1);
+        refuse(&c, err, NULL, NULL, 1);
         rt_metrics_answer(s->metrics, td_err_http(err), err);
         return;
     }

@@ -259,6 +259,30 @@ td_err rt_key_admit(struct rt_key *key, int64_t now_us, double *out_retry_s)
     return TD_OK;
 }
 
+static struct rt_key_limit bucket(const char *what, double limit, double left, double per_s)
+{
+    left = left < 0 ? 0 : left;
+    return (struct rt_key_limit){what, limit, left, left < limit ? (limit - left) / per_s : 0};
+}
+
+uint32_t rt_key_limits(const struct rt_key *key, struct rt_key_limit out[RT_KEY_LIMITS])
+{
+    uint32_t n = 0;
+    if (key->requests_per_s > 0) {
+        out[n++] = bucket("requests", burst_of(key->requests_per_s), key->request_tokens,
+                          key->requests_per_s);
+    }
+    if (key->tokens_per_min > 0) {
+        out[n++] =
+            bucket("tokens", key->tokens_per_min, key->token_tokens, key->tokens_per_min / 60);
+    }
+    if (key->max_concurrent > 0) {
+        uint32_t left = key->max_concurrent - key->concurrent;
+        out[n++] = (struct rt_key_limit){"concurrent", key->max_concurrent, left, 0};
+    }
+    return n;
+}
+
 void rt_key_done(struct rt_key *key, uint64_t tokens)
 {
     key->concurrent -= key->concurrent > 0 ? 1 : 0;

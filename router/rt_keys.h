@@ -45,6 +45,15 @@ td_err rt_keys_check(struct rt_keys *k, const char *authorization,
 /* Takes one request; TD_ERR_RATE_LIMITED with the seconds to wait in *out_retry_s. Balanced by
  * rt_key_done. */
 td_err rt_key_admit(struct rt_key *key, int64_t now_us, double *out_retry_s) TD_MUST_CHECK;
+/* What a key is limited to, for the x-ratelimit headers: "requests" (a second), "tokens" (a
+ * minute), "concurrent". Only the limits it has; returns how many. */
+struct rt_key_limit {
+    const char *what;        /* static */
+    double limit, remaining; /* never negative */
+    double reset_s;          /* until all of it is there again; 0 for concurrent: nobody knows */
+};
+#define RT_KEY_LIMITS 3
+uint32_t rt_key_limits(const struct rt_key *key, struct rt_key_limit out[RT_KEY_LIMITS]);
 /* The request ended and used so many tokens. */
 void rt_key_done(struct rt_key *key, uint64_t tokens);
 bool rt_keys_open(const struct rt_keys *k);

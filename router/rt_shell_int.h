@@ -59,8 +59,11 @@ void rt__shell_event(struct rt_shell *s, const struct rt_event *ev, uint64_t *ou
 void rt__shell_cancel(struct rt_shell *s, uint64_t counter, td_err reason);
 
 /* rt_client.c */
-void rt__client_start(struct rt_shell *s, struct td_http_exchange *x, bool chat,
-                      struct rt_key *key);
+void rt__client_start(struct rt_shell *s, struct td_http_exchange *x, bool chat, struct rt_key *key,
+                      const char *request_id);
+/* The client's own id when it is a clean one, else a new one. */
+void rt__request_id(struct rt_shell *s, const struct td_http_request *r,
+                    char out[TD_WIRE_MAX_NAME]);
 void rt__client_job_done(void *arg, struct rt_job *job);
 void rt__client_token(const struct rt_action *a);
 void rt__client_end(const struct rt_action *a);
