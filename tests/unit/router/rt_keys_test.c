@@ -217,6 +217,11 @@ static void tokens_per_minute_are_paid_after_the_fact(void **state)
     double retry = 0;
     assert_int_equal(rt_key_admit(key, now, &retry), TD_OK);
     rt_key_done(key, 70);
+    struct rt_key_limit limits[RT_KEY_LIMITS];
+    assert_int_equal(rt_key_limits(key, limits), 1);
+    assert_string_equal(limits[0].what, "tokens");
+    assert_true(limits[0].remaining >= 0 && limits[0].limit == key->tokens_per_min);
+    assert_true(limits[0].reset_s > 59 && limits[0].reset_s < 61);
     assert_int_equal(rt_key_admit(key, now, &retry), TD_ERR_RATE_LIMITED);
     assert_true(retry > 10 && retry < 12);
     assert_int_equal(rt_key_admit(key, now + 12 * SECOND, &retry), TD_OK);
