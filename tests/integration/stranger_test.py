@@ -114,8 +114,9 @@ def check_misfit(cl, row):
         # The first nodes of a router set layout and numerics for the others: these two are there before the third.
         wait_for(lambda: get(second.port("http"), "/health")[0] == 200, 30, "the second router")
         node.start()
-        wait_for(lambda: any(at_router in line for line in reasons(second)), 20, f"the router's reason ({name}): {second.log()[-1500:]}")
-        wait_for(lambda: any(at_node in line for line in reasons(node)), 20, f"the node's reason ({name}): {node.log()[-1500:]}")
+        for process, words in ((second, at_router), (node, at_node)):
+            wait_for(lambda p=process, w=words: any(w in line for line in reasons(p)), 20,
+                     f"{process.name} to say '{words}': {process.log()[-1500:]}")
         for _ in range(4):
             assert chat(second.port("http"), max_tokens=3).status == 200
         listed = request(second.port("admin"), "GET", "/nodes").json()["nodes"]
