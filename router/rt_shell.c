@@ -23,16 +23,19 @@
 static void send_to_node(struct rt_shell *s, const struct rt_action *a)
 {
     uint64_t session = td_link_session_by_epoch(td_link_nng_core(s->links), a->node_epoch);
-    const struct td_work_id *id = td_wire_id(a->msg);
+    const struct td_work_id *id = a->msg != NULL ? td_wire_id(a->msg) : NULL;
     uint64_t key = id != NULL ? td_link_key_of_work(id->router_epoch, id->counter) : 0;
     td_buf_clear(&s->out);
-    td_err err = session != 0 ? td_wire_encode(a->msg, &s->out) : TD_ERR_CLOSED;
+    td_err err = a->msg != NULL ? TD_OK : TD_ERR_NO_MEMORY; /* the step's arena was full */
+    err = err == TD_OK && session == 0 ? TD_ERR_CLOSED : err;
+    err = err == TD_OK ? td_wire_encode(a->msg, &s->out) : err;
     err = err == TD_OK ? td_link_nng_send(s->links, session, key, s->out.data, s->out.len) : err;
     if (err != TD_OK) {
         /* The session is on its way out: its loss will replay or end what ran there. A full queue
          * means the same. */
         TD_LOG(WARN, "message not sent", "type=%s node=%016" PRIx64 " err=%s, dropping the session",
-               td_wire_type_name(a->msg->type), a->node_epoch, td_err_code(err));
+               a->msg != NULL ? td_wire_type_name(a->msg->type) : "?", a->node_epoch,
+               td_err_code(err));
         if (session != 0) {
             td_link_nng_drop(s->links, session, err);
             s->lost[s->n_lost < RT_MAX_NODES ? s->n_lost++ : RT_MAX_NODES - 1] = a->node_epoch;
@@ -73,6 +76,15 @@ static void step(struct rt_shell *s, const struct rt_event *ev, uint64_t *out_co
     s->stepping = false;
 }
 
+/* The first node sets what the others must share, until the last one has gone: nodes that cannot pair are refused when they
+ * attach, with both sides' values, instead of being found out by a request. */
+static void set_expectation(struct rt_shell *s, const struct td_wire_node_info *first)
+{
+    bool wanted = s->p.strict_pairs && first != NULL;
+    s->fit.expect.layout_id = wanted ? first->layout.id : 0;
+    s->fit.expect.numerics_id = wanted ? first->numerics_id : 0;
+}
+
 /* What was wanted while a step was being carried out: lost sessions and cancels. */
 static void settle(struct rt_shell *s)
 {
@@ -87,6 +99,9 @@ static void settle(struct rt_shell *s)
                                    .reason = s->cancels[s->n_cancels].reason};
         }
         step(s, &ev, NULL);
+    }
+    if (s->fit.expect.layout_id != 0 && rt_core_nodes(s->core)->count == 0) {
+        set_expectation(s, NULL);
     }
     td_timer_set(s->core_timer, rt_core_next_deadline(s->core));
 }
@@ -126,15 +141,6 @@ static void on_sweep(void *arg)
 
 /* ---- links ---- */
 
-/* The first node sets what the others must share, until the last one has gone: nodes that cannot pair are refused when they
- * attach, with both sides' values, instead of being found out by a request. */
-static void set_expectation(struct rt_shell *s, const struct td_wire_node_info *first)
-{
-    bool wanted = s->p.strict_pairs && first != NULL;
-    s->fit.expect.layout_id = wanted ? first->layout.id : 0;
-    s->fit.expect.numerics_id = wanted ? first->numerics_id : 0;
-}
-
 static void on_up(void *arg, const struct td_link_peer *peer)
 {
     struct rt_shell *s = arg;
@@ -155,9 +161,6 @@ static void node_lost(struct rt_shell *s, uint64_t epoch)
 {
     struct rt_event ev = {.type = RT_EV_NODE_LOST, .node_epoch = epoch};
     rt__shell_event(s, &ev, NULL);
-    if (rt_core_nodes(s->core)->count == 0) {
-        set_expectation(s, NULL);
-    }
 }
 
 static void on_message(void *arg, uint64_t session, uint64_t peer_epoch, const uint8_t *data,

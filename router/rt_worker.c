@@ -66,7 +66,11 @@ static td_err work_prompt(struct rt_worker *w, struct rt_job *j, uint32_t i)
 
 static void work(struct rt_worker *w, struct rt_job *j)
 {
-    if (rt_api_parse(j->chat, j->body, j->body_len, &j->api, &j->error) != TD_OK) {
+    td_err err = rt_api_parse(j->chat, j->body, j->body_len, &j->api, &j->error);
+    free(j->body); /* a job lives as long as its request; nothing points into the text */
+    j->body = NULL;
+    j->body_len = 0;
+    if (err != TD_OK) {
         return;
     }
     if (!rt_model_serves(w->model, j->api.model)) {
@@ -95,6 +99,9 @@ static void *worker_main(void *arg)
         td_ring_ack(w->in);
         struct rt_job *j = NULL;
         while (!atomic_load_explicit(&w->stop, memory_order_acquire) && td_ring_pop(w->in, &j)) {
+            if (j == NULL) {
+                break; /* rt_worker_destroy's, between the two looks */
+            }
             work(w, j);
             TD_IGNORE(td_ring_push(w->out, &j)); /* never full: `queued` is at most its capacity */
         }

@@ -21,7 +21,7 @@
 struct rt_job {
     /* in */
     bool chat;
-    uint8_t *body; /* owned: copied from the client's request */
+    uint8_t *body; /* owned: copied from the client's request; NULL once parsed */
     size_t body_len;
     int64_t now_s;
     void *user;
