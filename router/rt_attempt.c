@@ -165,6 +165,7 @@ static void send_attempt(struct rt_core *c, struct rt_entry *e)
     e->p_epoch = dec->p->epoch;
     e->d_epoch = dec->d->epoch;
     e->placed_us = c->now_us;
+    e->d_spoke = false;
     e->predicted_ttft_us = dec->predicted_ttft_us;
     charge(e, dec);
     record_decision(c, e);

@@ -295,6 +295,9 @@ static void on_token(struct rt_core *c, uint64_t node, const struct td_wire_toke
         t->id.router_epoch == c->p.epoch ? rt_ledger_find(&c->ledger, t->id.counter) : NULL;
     bool running = e != NULL && (e->phase == RT_PREFILL || e->phase == RT_DECODE) &&
                    t->id.attempt == e->attempt && (node == e->p_epoch || node == e->d_epoch);
+    if (running && node == e->d_epoch) {
+        e->d_spoke = true;
+    }
     if (!running || t->index < e->n_output) {
         rt__observe(c, RT_M_STALE_TOKEN, 1);
         return;
@@ -462,10 +465,12 @@ static void entry_lost_node(struct rt_core *c, struct rt_entry *e, uint64_t epoc
             end_user(c, e, TD_OK, e->finish, "");
         }
         close_if_free(c, e);
-    } else if (was_d || (was_p && e->phase == RT_PREFILL)) {
+    } else if (was_d || (was_p && !e->d_spoke)) {
+        /* P counts until D has spoken: before that nobody knows whether D has all of the KV, and if P is frozen rather
+         * than dead D would not notice. */
         e->deaths++;
         rt__attempt_failed(c, e, TD_ERR_PEER_LOST, epoch, "the node that ran the request was lost");
-    } /* P lost while D decodes: D knows whether it has all of the KV, and says so if not */
+    }
 }
 
 static void on_node_lost(struct rt_core *c, uint64_t epoch)

@@ -22,14 +22,15 @@
  * it spins for a moment while operations are in flight, then arms the worker and sleeps on the
  * worker's, the command ring's and the engine's descriptor. */
 
-#define XF_MAGIC    0x58464552u
-#define XF_BATCH    256 /* commands of one turn */
-#define XF_PROGRESS 32  /* UCX progress calls of one turn */
-#define XF_SPIN_US  20  /* two cores may serve five processes: yielding, not burning */
-#define XF_IDLE_MS  1000
-#define XF_BUSY_MS  1       /* backlog full, or an engine without a descriptor */
-#define XF_STOP_US  1000000 /* goodbyes at destroy */
-#define XF_EPOLL_N  4
+#define XF_MAGIC     0x58464552u
+#define XF_BATCH     256 /* commands of one turn */
+#define XF_PROGRESS  32  /* UCX progress calls of one turn */
+#define XF_BUSY_ARMS 64  /* refusals to arm in a row before sleeping all the same */
+#define XF_SPIN_US   20  /* two cores may serve five processes: yielding, not burning */
+#define XF_IDLE_MS   1000
+#define XF_BUSY_MS   1       /* backlog full, or an engine without a descriptor */
+#define XF_STOP_US   1000000 /* goodbyes at destroy */
+#define XF_EPOLL_N   4
 
 /* ---- checksums ---- */
 
@@ -308,16 +309,18 @@ TD_ON(td_xfer) static void wait_for_work(struct td_xfer *x, int64_t now)
 {
     struct epoll_event ev[XF_EPOLL_N];
     bool full = td__xf_backlogged(x);
-    if (!full && ucp_worker_arm(x->ucx.worker) != UCS_OK) {
-        return; /* busy: something arrived meanwhile */
+    bool armed = full || ucp_worker_arm(x->ucx.worker) == UCS_OK;
+    if (!armed && ++x->busy_arms < XF_BUSY_ARMS) {
+        return; /* something arrived meanwhile */
     }
+    /* UCX stays busy for as long as a message to a frozen process cannot leave: then look once a millisecond. */
     if (!full && td_ring_count(x->commands) > 0) {
         return;
     }
     if (__atomic_load_n(&x->stop, __ATOMIC_RELAXED)) {
         return;
     }
-    int n = epoll_wait(x->epoll_fd, ev, XF_EPOLL_N, sleep_ms(x, now));
+    int n = epoll_wait(x->epoll_fd, ev, XF_EPOLL_N, armed ? sleep_ms(x, now) : XF_BUSY_MS);
     for (int i = 0; i < n; i++) {
         if (ev[i].data.fd == td_ring_fd(x->commands)) {
             td_ring_ack(x->commands);
@@ -368,6 +371,7 @@ static void *thread_main(void *arg)
     while (!__atomic_load_n(&x->stop, __ATOMIC_RELAXED)) {
         if (turn(x)) {
             idle_since = 0;
+            x->busy_arms = 0;
             continue;
         }
         int64_t now = td_now_us();

@@ -218,6 +218,7 @@ struct td_xfer {
     uint32_t inflight;                 /* requests and receives: a reason to spin */
     uint32_t gated;  /* pushes that wait for the engine, counted by the last pump */
     int64_t wake_us; /* earliest deadline seen by the last pump */
+    uint32_t busy_arms; /* turns in a row without work in which UCX did not arm */
 };
 
 static inline struct td_key td__xf_key(uint64_t a)

@@ -35,6 +35,7 @@ def tiny_model(seed=1, layers=3, kind="mix"):
 def cluster(prefill=1, decode=1, **options):
     """A cluster over a tiny model with short bounds."""
     common = ["--time-scale", str(options.pop("time_scale", TIME_SCALE)), "--log-level", "info"]
+    options["router"] = ["--request-timeout", "60"] + options.get("router", [])
     options["common"] = common + options.get("common", [])
     model = options.pop("model", None) or tiny_model()
     return Cluster(BUILD, model, "tiny", prefill, decode, folder=tempfile.mkdtemp(dir=SCRATCH), **options)

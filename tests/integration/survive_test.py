@@ -65,7 +65,8 @@ def run_point(point, how):
 
 def check_recovery(cl, node, how, port):
     """The rest serves; the node comes back without anybody else being restarted."""
-    assert chat(port).status == 200
+    a = chat(port)
+    assert a.status == 200, a.body
     if how == "kill":
         cl.restart(node.name)
     else:

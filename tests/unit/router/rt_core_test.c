@@ -229,6 +229,33 @@ static void prefill_lost_before_the_first_token_is_replayed_on_another(void **st
     assert_int_equal(find(b, RT_DO_TOKEN, 0, 0)->token, 11);
 }
 
+static void prefill_lost_before_decode_spoke_is_replayed_with_the_first_token(void **state)
+{
+    struct bench *b = *state;
+    pair(b);
+    uint64_t c = submit(b, 5, 0);
+    token(b, P0, c, 0, 0, 11, TD_FINISH_NONE);
+    node_up(b, P1, TD_ROLE_PREFILL, 1);
+    lost(b, P0); /* frozen with its slices under way: D would wait for them */
+    const struct rt_action *p = find(b, RT_DO_SEND, P1, TD_WIRE_PREFILL);
+    assert_non_null(p);
+    assert_int_equal(p->msg->prefill.r.n_replayed, 1);
+    assert_non_null(find(b, RT_DO_SEND, D0, TD_WIRE_CANCEL));
+}
+
+static void prefill_lost_after_decode_spoke_changes_nothing(void **state)
+{
+    struct bench *b = *state;
+    pair(b);
+    uint64_t c = submit(b, 5, 0);
+    token(b, P0, c, 0, 0, 11, TD_FINISH_NONE);
+    token(b, D0, c, 0, 0, 11, TD_FINISH_NONE);
+    lost(b, P0);
+    assert_null(find(b, RT_DO_SEND, D0, TD_WIRE_CANCEL));
+    token(b, D0, c, 0, 1, 12, TD_FINISH_NONE);
+    assert_int_equal(find(b, RT_DO_TOKEN, 0, 0)->token, 12);
+}
+
 static void a_replay_waits_for_a_pair_and_then_says_so(void **state)
 {
     struct bench *b = *state;
@@ -446,6 +473,8 @@ int main(void)
         T(without_nodes_a_request_is_refused_at_once),
         T(nodes_of_unequal_layout_never_pair),
         T(prefill_lost_before_the_first_token_is_replayed_on_another),
+        T(prefill_lost_before_decode_spoke_is_replayed_with_the_first_token),
+        T(prefill_lost_after_decode_spoke_changes_nothing),
         T(a_replay_waits_for_a_pair_and_then_says_so),
         T(decode_lost_after_tokens_resumes_with_them),
         T(two_deaths_under_one_request_end_it),
