@@ -118,43 +118,35 @@ static void split_one(const struct td_program *p, int argc, char **argv, int *i,
     }
 }
 
-static bool wants_help(const struct split *s)
+static enum ctl_exit run_with(const struct ctl_command *c, const struct split *s,
+                              const void *options)
 {
-    for (int i = 1; i < s->n_flags; i++) {
-        if (strcmp(s->flags[i], "--help") == 0 || strcmp(s->flags[i], "-h") == 0) {
-            return true;
-        }
+    if (s->n_args != c->n_args) {
+        ctl_say(s->n_args < c->n_args ? "'%s' needs %s; see tandemctl %s --help"
+                                      : "'%s' takes %s; see tandemctl %s --help",
+                c->words, c->n_args > 0 ? c->args : "no argument", c->words);
+        return CTL_USAGE;
     }
-    return false;
+    return c->run(options, s->args);
 }
 
+/* Flags first: the value of a misspelt one would count as an argument. */
 static enum ctl_exit run_command(const struct ctl_command *c, int argc, char **argv)
 {
     struct split s = {.flags = {fixed("tandemctl")}, .n_flags = 1};
     for (int i = 0; i < argc; i++) {
         split_one(c->program, argc, argv, &i, &s);
     }
-    if (s.n_args != c->n_args && !wants_help(&s)) {
-        ctl_say(s.n_args < c->n_args ? "'%s' needs %s; see tandemctl %s --help"
-                                     : "'%s' takes %s; see tandemctl %s --help",
-                c->words, c->n_args > 0 ? c->args : "no argument", c->words);
-        return CTL_USAGE;
-    }
     TD_CLEANUP(td_freep) void *options = td_zalloc(1, c->program->struct_bytes);
     if (options == NULL) {
         ctl_say("out of memory");
         return CTL_FAILED;
     }
-    switch (td_config_load(c->program, s.n_flags, s.flags, options)) {
-    case TD_CONFIG_EXIT_OK:
-        return CTL_OK;
-    case TD_CONFIG_EXIT_BAD:
-        return CTL_USAGE;
-    case TD_CONFIG_RUN:
-    default:
-        break;
+    enum td_config_outcome how = td_config_load(c->program, s.n_flags, s.flags, options);
+    if (how != TD_CONFIG_RUN) {
+        return how == TD_CONFIG_EXIT_OK ? CTL_OK : CTL_USAGE;
     }
-    enum ctl_exit status = c->run(options, s.args);
+    enum ctl_exit status = run_with(c, &s, options);
     td_config_fini(c->program, options);
     return status;
 }
