@@ -162,7 +162,9 @@ td_err ctl_table_print(const struct ctl_table *t, bool wide, FILE *out)
 
 td_err ctl_json_print(const json_t *value, FILE *out)
 {
-    if (json_dumpf(value, out, JSON_INDENT(2) | JSON_ENSURE_ASCII | JSON_ENCODE_ANY) != 0) {
+    if (json_dumpf(value, out,
+                   JSON_INDENT(2) | JSON_ENSURE_ASCII | JSON_ENCODE_ANY |
+                       JSON_REAL_PRECISION(15)) != 0) {
         return TD_ERR_NO_MEMORY;
     }
     (void)fputc('\n', out);
@@ -218,7 +220,7 @@ static void yaml_scalar(const json_t *v, FILE *out)
         (void)fprintf(out, "%" JSON_INTEGER_FORMAT, json_integer_value(v));
         break;
     case JSON_REAL:
-        (void)fprintf(out, "%.17g", json_real_value(v));
+        (void)fprintf(out, "%.15g", json_real_value(v));
         break;
     case JSON_TRUE:
     case JSON_FALSE:
