@@ -2,6 +2,7 @@
 #include "common/base/log.h"
 #include "common/base/mem.h"
 #include "ctl/command.h"
+#include "ctl/doctor.h"
 #include "ctl/explain.h"
 #include "ctl/get.h"
 #include "ctl/version.h"
@@ -10,6 +11,7 @@ static const struct ctl_command commands[] = {
     {"get nodes", "", 0, &ctl_get_nodes_program, ctl_get_nodes},
     {"get requests", "", 0, &ctl_get_requests_program, ctl_get_requests},
     {"explain", "REQUEST", 1, &ctl_explain_program, ctl_explain},
+    {"doctor", "", 0, &ctl_doctor_program, ctl_doctor},
     {"version", "", 0, &ctl_version_program, ctl_version},
 };
 
