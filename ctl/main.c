@@ -1,6 +1,7 @@
 /* main.c - tandemctl: the table of its commands. */
 #include "common/base/log.h"
 #include "common/base/mem.h"
+#include "ctl/bench.h"
 #include "ctl/command.h"
 #include "ctl/doctor.h"
 #include "ctl/explain.h"
@@ -12,6 +13,7 @@ static const struct ctl_command commands[] = {
     {"get requests", "", 0, &ctl_get_requests_program, ctl_get_requests},
     {"explain", "REQUEST", 1, &ctl_explain_program, ctl_explain},
     {"doctor", "", 0, &ctl_doctor_program, ctl_doctor},
+    {"bench engine", "", 0, &ctl_bench_engine_program, ctl_bench_engine},
     {"version", "", 0, &ctl_version_program, ctl_version},
 };
 

@@ -1,0 +1,270 @@
+"""tandemctl against a live tiny cluster: every format, every exit status, the doctor and the bench."""
+import json
+import os
+import re
+import socket
+import subprocess
+import tempfile
+
+from harness import BUILD, SCRATCH, Stream, cluster, request, run, tiny_model, wait_for
+
+CTL = os.path.join(BUILD, "ctl", "tandemctl")
+OK, FAILED, USAGE, UNREACHABLE = 0, 1, 2, 3
+SHARED = cluster(prefill=1, decode=2).start()
+PORT, ADMIN = SHARED.router.port("http"), SHARED.router.port("admin")
+ROUTER = f"http://127.0.0.1:{ADMIN}"
+
+
+def ctl(*args, router=ROUTER, status=OK, timeout=120):
+    """(stdout, stderr) of one call, whose exit status must be `status`."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith("TANDEM_")}
+    if router:
+        env["TANDEM_ROUTER"] = router
+    done = subprocess.run([CTL, *args], env=env, capture_output=True, text=True, timeout=timeout, check=False)
+    assert done.returncode == status, (args, done.returncode, done.stdout, done.stderr)
+    return done.stdout, done.stderr
+
+
+# ---- a reader of the YAML that tandemctl writes: block mappings and sequences of scalars, strings quoted ----
+
+def yaml_scalar(text):
+    if text in ("{}", "[]"):
+        return json.loads(text)
+    assert re.fullmatch(r'"(\\.|[^"\\])*"|-?\d+(\.\d+)?(e[+-]?\d+)?|true|false|null', text), text
+    return json.loads(text)
+
+
+def yaml_block(lines, indent):
+    """The value whose lines stand at `indent`; consumes them."""
+    if lines[0][1].startswith("- "):
+        out = []
+        while lines and lines[0][0] == indent and lines[0][1].startswith("- "):
+            lines[0] = (indent + 2, lines[0][1][2:])
+            out.append(yaml_block(lines, indent + 2))
+        return out
+    m = re.match(r'("(?:\\.|[^"\\])*"|[a-z][a-z0-9_]*):(?: (.*))?$', lines[0][1])
+    if not m:
+        return yaml_scalar(lines.pop(0)[1])
+    out = {}
+    while lines and lines[0][0] == indent and not lines[0][1].startswith("- "):
+        m = re.match(r'("(?:\\.|[^"\\])*"|[a-z][a-z0-9_]*):(?: (.*))?$', lines.pop(0)[1])
+        key = json.loads(m.group(1)) if m.group(1).startswith('"') else m.group(1)
+        assert key not in out, key
+        out[key] = yaml_scalar(m.group(2)) if m.group(2) is not None else yaml_block(lines, lines[0][0])
+    return out
+
+
+def yaml(text):
+    lines = [(len(line) - len(line.lstrip(" ")), line.lstrip(" ")) for line in text.splitlines()]
+    value = yaml_block(lines, 0)
+    assert not lines, lines
+    return value
+
+
+def ask(request_id, **fields):
+    body = dict({"prompt": "hello world " * 10, "max_tokens": 8, "ignore_eos": True}, **fields)
+    a = request(PORT, "POST", "/v1/completions", body, {"X-Request-ID": request_id})
+    assert a.status == 200, a.body
+    wait_for(lambda: any(r["request_id"] == request_id for r in SHARED.admin("/requests")["finished"]), 30, "its end")
+    return a.json()
+
+
+# ---- get ----
+
+def test_get_nodes_shows_each_node_with_its_role():
+    out, err = ctl("get", "nodes")
+    assert err == ""
+    head, *rows = out.splitlines()
+    assert head.split() == ["NAME", "ROLE", "READY", "RUNNING", "QUEUED", "KV-USE", "EPOCH"]
+    nodes = {r.split()[0]: r.split() for r in rows}
+    assert set(nodes) == {"prefill-0", "decode-0", "decode-1"}
+    for name, row in nodes.items():
+        assert row[1] == name.split("-")[0] and row[2] == "yes", row
+        assert row[5].endswith("%") and len(row[6]) == 16, row
+
+
+def test_get_nodes_as_json_and_yaml_is_the_routers_document():
+    served = SHARED.admin("/nodes")["nodes"]
+    for doc in (json.loads(ctl("get", "nodes", "-o", "json")[0]), yaml(ctl("get", "nodes", "-oyaml")[0])):
+        assert [n["name"] for n in doc["nodes"]] == [n["name"] for n in served]
+        for node, want in zip(doc["nodes"], served):
+            assert set(node) == set(want) and node["epoch"] == want["epoch"] and node["blocks"].keys() == want["blocks"].keys()
+            assert type(node["ready"]) is bool and type(node["n_blocks"]) is int
+    assert len(ctl("get", "nodes", "-o", "wide")[0].splitlines()[0].split()) > 10
+
+
+def test_get_requests_shows_finished_ones_with_stage_times():
+    for i in range(3):
+        ask(f"ctl-{i}")
+    out, _ = ctl("get", "requests", "--limit", "2")
+    assert out.startswith("no request is running\n\nFINISHED"), out
+    rows = [line.split() for line in out.splitlines()[3:]]
+    assert [r[0] for r in rows] == ["ctl-2", "ctl-1"] and all(r[1] == "length" for r in rows), rows
+    for doc in (json.loads(ctl("get", "requests", "-o", "json")[0]), yaml(ctl("get", "requests", "-o", "yaml")[0])):
+        record = next(r for r in doc["finished"] if r["request_id"] == "ctl-1")
+        assert record["prefill_us"] > 0 and record["transport"] and record["output_tokens"] == 8
+        assert doc["live"] == []
+
+
+def test_get_requests_shows_a_running_one():
+    with cluster(node=["--fault", "step.pause=delay:us=50000"]) as cl:
+        s = Stream(cl.router.port("http"), max_tokens=200, ignore_eos=True)
+        next(s.events())
+        router = f"http://127.0.0.1:{cl.router.port('admin')}"
+        out, _ = ctl("get", "requests", router=router)
+        head, row = out.splitlines()[:2]
+        assert head.split()[:2] == ["RUNNING", "PHASE"] and row.split()[1] in ("prefill", "decode"), out
+        nodes = json.loads(ctl("get", "nodes", "-ojson", router=router)[0])["nodes"]
+        assert sum(n["inflight"] for n in nodes) >= 1
+        _, err = ctl("explain", row.split()[0], router=router, status=FAILED)
+        assert "still running" in err, err
+        s.close()
+
+
+def test_watch_asks_again_until_the_router_is_gone():
+    with cluster() as cl:
+        router = f"http://127.0.0.1:{cl.router.port('admin')}"
+        env = dict(os.environ, TANDEM_ROUTER=router)
+        p = subprocess.Popen([CTL, "get", "nodes", "--watch", "0.05", "-o", "yaml"], env=env, stdout=subprocess.PIPE,
+                             stderr=subprocess.PIPE, text=True)
+        seen = 0
+        for line in p.stdout:
+            seen += line == "---\n"
+            if seen == 3:
+                break
+        cl.router.stop()
+        p.stdout.read()
+        assert p.wait(30) == UNREACHABLE
+
+
+# ---- explain, version ----
+
+def test_explain_draws_the_stages_of_a_request():
+    answer = ask("ctl-explained")
+    for name in ("ctl-explained", answer["id"]):
+        out, _ = ctl("explain", name)
+        bars = {line[:14].strip(): line.split("|")[1] for line in out.splitlines() if "|" in line}
+        assert set(bars) == {"router queue", "prefill queue", "prefill", "transfer", "exposed", "decode queue", "decode"}
+        assert "#" in bars["prefill"] and "#" in bars["decode"] and len(set(map(len, bars.values()))) == 1
+        assert "tokens/s); total" in out
+    assert json.loads(ctl("explain", "ctl-explained", "-o", "json")[0])["request_id"] == "ctl-explained"
+
+
+def test_explain_says_what_it_does_not_know():
+    _, err = ctl("explain", "never-seen", status=FAILED)
+    assert "remembers no request never-seen" in err, err
+    ctl("explain", "bad id", status=USAGE)
+    ctl("explain", status=USAGE)
+
+
+def test_version_names_both_sides():
+    served = request(PORT, "GET", "/version").json()["version"]
+    out, _ = ctl("version")
+    assert out.startswith(f"tandemctl {served}") and f"router    {served}" in out, out
+    doc = yaml(ctl("version", "-o", "yaml")[0])
+    assert doc["tandemctl"] == doc["router"] == served
+    assert "router" not in ctl("version", "--client")[0]
+
+
+# ---- exit statuses ----
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def test_an_unreachable_router_is_3():
+    nobody = f"http://127.0.0.1:{free_port()}"
+    for args in (["get", "nodes"], ["get", "requests", "-o", "json"], ["explain", "x"]):
+        out, err = ctl(*args, "--router", nobody, status=UNREACHABLE)
+        assert out == "" and "cannot reach a router" in err and "--router" in err, err
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen(1)
+        ctl("get", "nodes", "--router", f"127.0.0.1:{silent.getsockname()[1]}", "--timeout", "0.2", status=UNREACHABLE)
+    out, err = ctl("version", "--router", nobody)
+    assert "cannot reach" in err and out.startswith("tandemctl")
+
+
+def test_a_port_that_is_no_admin_port_is_1():
+    _, err = ctl("get", "nodes", "--router", f"http://127.0.0.1:{PORT}", status=FAILED)
+    assert "admin port" in err, err
+    node = SHARED.nodes["decode-0"].port("admin")
+    ctl("get", "requests", "--router", f"http://127.0.0.1:{node}", status=FAILED)
+
+
+def test_wrong_command_lines_are_2():
+    for args in ([], ["get"], ["get", "pods"], ["nonsense"], ["get", "nodes", "extra"], ["get", "nodes", "-o", "xml"],
+                 ["get", "nodes", "--rooter", "x"], ["get", "nodes", "--router", "https://x"], ["bench", "engine"],
+                 ["get", "requests", "--limit", "101"], ["doctor", "--measure-megabytes", "0"]):
+        out, err = ctl(*args, status=USAGE)
+        assert out == "" and err, args
+    assert "did you mean router?" in ctl("get", "nodes", "--rooter", "x", status=USAGE)[1]
+
+
+def test_every_command_has_help():
+    out, _ = ctl("--help")
+    commands = [line[2:22].split() for line in out.splitlines() if line.startswith("  ")]
+    assert ["get", "nodes"] in commands and ["doctor"] in commands and ["bench", "engine"] in commands
+    for words in commands:
+        words = [w for w in words if w.islower()]
+        assert f"usage: tandemctl {' '.join(words)}" in ctl(*words, "--help")[0]
+
+
+# ---- doctor, bench ----
+
+def test_the_doctor_passes_a_tiny_model_and_measures_the_transports():
+    out, _ = ctl("doctor", "--model", tiny_model(), "--json", "--listen", "127.0.0.1:0", "--measure-megabytes", "16")
+    doc = json.loads(out)
+    checks = {c["check"]: c for c in doc["checks"]}
+    assert doc["ok"] is True
+    for name in ("model file", "architecture", "tokenizer", "chat template", "port 127.0.0.1:0"):
+        assert checks[name]["verdict"] == "ok", checks[name]
+    for name in ("ucx sm", "ucx tcp", "ucx default"):
+        assert checks[name]["gb_per_s"] > 0 and checks[name]["one_way_us"] > 0, checks[name]
+    assert "tcp" in checks["ucx tcp"]["detail"] and "shm" in checks["ucx sm"]["detail"]
+    assert checks["cpu"]["verdict"] in ("ok", "warn") and checks["memory"]["available_bytes"] > 0
+    for c in doc["checks"]:
+        assert c["detail"] and (c["verdict"] in ("ok", "skip")) == (c["remedy"] == ""), c
+
+
+def test_the_doctor_fails_with_a_remedy_for_what_is_wrong():
+    bad = os.path.join(tempfile.mkdtemp(dir=SCRATCH), "bad.gguf")
+    with open(tiny_model(), "rb") as f, open(bad, "wb") as g:
+        g.write(f.read()[:5000])
+    out, err = ctl("doctor", "--model", bad, "--no-measure", "--listen", f"127.0.0.1:{PORT}", status=FAILED)
+    lines = out.splitlines()
+    for check, remedy in (("model file", "SHA-256"), (f"port 127.0.0.1:{PORT}", "ss -ltnp")):
+        at = next(i for i, line in enumerate(lines) if line.startswith("FAIL") and check in line)
+        assert "-> " in lines[at + 1] and remedy in lines[at + 1], lines[at + 1]
+    assert lines[-1].endswith("2 failed") and err == "", (lines[-1], err)
+    out, _ = ctl("doctor", "--kv-device", "nosuch0", "--kv-transports", "tcp", "--listen", "127.0.0.1:0", status=FAILED)
+    assert "no such device" in out and "--kv-device" in out, out
+
+
+def test_the_bench_measures_every_case():
+    out, err = ctl("bench", "engine", "--model", tiny_model(), "--threads", "1", "--reps", "1", "--json")
+    doc = json.loads(out)
+    assert doc["cpu"] and doc["threads"] == 1 and doc["reps"] == 1
+    assert [c["name"] for c in doc["cases"]] == ["prefill_512", "decode_ctx64", "decode_ctx1000", "streams_16"]
+    assert all(c["median"] > 0 for c in doc["cases"]), doc
+    assert "measuring" in err
+    lines, _ = ctl("bench", "engine", "--model", tiny_model(), "--threads", "1", "--reps", "1")
+    assert "cpu: " in lines and "decode_ctx1000" in lines
+    ctl("bench", "engine", "--model", "/nonexistent", status=FAILED)
+
+
+def test_the_shared_cluster_logged_nothing_unexpected():
+    from harness import unexpected_lines
+    for p in [SHARED.router, *SHARED.nodes.values()]:
+        bad = unexpected_lines(p)
+        assert not bad, bad[:5]
+    assert set(SHARED.stop().values()) == {0}
+
+
+if __name__ == "__main__":
+    try:
+        run(globals())
+    finally:
+        SHARED.stop()
