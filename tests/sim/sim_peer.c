@@ -171,6 +171,20 @@ static void drop_receives(struct sim *s, struct sim_proc *p, uint32_t xconn)
     }
 }
 
+/* Closed means that none of the peer's connections can write any more: the last one to end says so. */
+static void say_closed_last(struct sim *s, struct sim_proc *p, uint64_t epoch)
+{
+    for (uint32_t i = 0; i < SIM_MAX_PEERS; i++) {
+        struct sim_peer *o = &p->node->peers[i];
+        if (o->used && o->dying && o->epoch == epoch) {
+            o->say_closed = true;
+            return;
+        }
+    }
+    struct td_xfer_event ev = {.type = TD_XFER_CLOSED, .epoch = epoch};
+    sim_xfer_tell(s, p, &ev);
+}
+
 void sim_peer_ended(struct sim *s, struct sim_proc *p, uint32_t xconn)
 {
     struct sim_peer *e = sim_peer_of(p->node, xconn);
@@ -190,11 +204,11 @@ void sim_peer_ended(struct sim *s, struct sim_proc *p, uint32_t xconn)
     if (e->say_lost) {
         sim_xfer_tell(s, p, &ev);
     }
-    if (e->say_closed) {
-        ev.type = TD_XFER_CLOSED;
-        sim_xfer_tell(s, p, &ev);
-    }
+    bool say_closed = e->say_closed;
     *e = (struct sim_peer){0};
+    if (say_closed) {
+        say_closed_last(s, p, ev.epoch);
+    }
 }
 
 void sim_peer_fail(struct sim *s, struct sim_proc *p, struct sim_peer *e, td_err why)
@@ -207,16 +221,13 @@ void sim_peer_fail(struct sim *s, struct sim_proc *p, struct sim_peer *e, td_err
 
 void sim_peer_close(struct sim *s, struct sim_proc *p, uint64_t epoch)
 {
-    for (uint32_t i = 0; i < SIM_MAX_PEERS; i++) {
-        struct sim_peer *e = &p->node->peers[i];
-        if (e->used && e->epoch == epoch) {
-            e->say_closed = true;
-            end(s, p, e, TD_ERR_CLOSED, false);
-            return;
-        }
+    struct sim_peer *e = sim_peer_find(p->node, epoch);
+    if (e != NULL) {
+        e->say_closed = true;
+        end(s, p, e, TD_ERR_CLOSED, false);
+    } else {
+        say_closed_last(s, p, epoch);
     }
-    struct td_xfer_event ev = {.type = TD_XFER_CLOSED, .epoch = epoch};
-    sim_xfer_tell(s, p, &ev);
 }
 
 void sim_peer_hello(struct sim *s, struct sim_proc *p, uint32_t xconn, const struct sim_packet *k)
