@@ -106,11 +106,27 @@ static void carry_out(struct td_node *n)
     }
 }
 
-void nd__event(struct td_node *n, const struct nd_event *ev)
+static void step(struct td_node *n, const struct nd_event *ev)
 {
     nd_actions_reset(&n->acts);
     n->p.role->step(n->core, td_now_us(), ev, &n->acts);
     carry_out(n);
+}
+
+/* Routers that were dropped on the way. */
+static void settle(struct td_node *n)
+{
+    while (n->n_lost > 0) {
+        struct nd_event ev = {.type = ND_EV_ROUTER_LOST, .router_epoch = n->lost[--n->n_lost]};
+        step(n, &ev);
+    }
+}
+
+void nd__event(struct td_node *n, const struct nd_event *ev)
+{
+    settle(n); /* before the same router may come again */
+    step(n, ev);
+    settle(n);
     td_timer_set(n->core_timer, n->p.role->next_deadline(n->core));
     nd__state_publish(n);
 }

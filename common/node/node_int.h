@@ -41,6 +41,8 @@ struct td_node {
     struct nd_metrics *metrics;
     struct nd_router routers[ND_MAX_ROUTERS];
     uint32_t n_routers;
+    uint64_t lost[ND_MAX_ROUTERS]; /* epochs of routers that we dropped: the core is told next */
+    uint32_t n_lost;
     struct td_wire_state last_state;
     int64_t state_sent_us, started_us;
     td_ticket last_ticket;
@@ -54,6 +56,7 @@ void nd__state(struct td_node *n, struct td_wire_state *out);
 
 /* node_link.c */
 td_err nd__links_create(struct td_node *n) TD_MUST_CHECK;
+/* A router that cannot be told everything is dropped: its session ends, and its works here. */
 void nd__send(struct td_node *n, uint64_t router_epoch, const struct td_wire_msg *m);
 /* Reports load to the routers when it changed or is due. */
 void nd__state_publish(struct td_node *n);

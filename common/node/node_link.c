@@ -36,6 +36,18 @@ static void lose_router(struct td_node *n, uint64_t epoch)
     nd__event(n, &ev);
 }
 
+/* Not now: nd__send runs inside of steps of the core. */
+static void drop_router(struct td_node *n, const struct nd_router *r, td_err reason)
+{
+    uint64_t epoch = r->epoch;
+    td_link_nng_drop(n->links, r->session, reason);
+    forget_router(n, epoch);
+    if (n->n_lost < ND_MAX_ROUTERS) {
+        n->lost[n->n_lost++] = epoch;
+    }
+    td_timer_set(n->core_timer, td_now_us());
+}
+
 void nd__send(struct td_node *n, uint64_t router_epoch, const struct td_wire_msg *m)
 {
     struct nd_router *r = find_router(n, router_epoch);
@@ -49,9 +61,11 @@ void nd__send(struct td_node *n, uint64_t router_epoch, const struct td_wire_msg
     uint64_t key = m->type == TD_WIRE_STATE ? 0 : (id != NULL ? id->router_epoch : router_epoch);
     err = err == TD_OK ? td_link_nng_send(n->links, r->session, key, n->out.data, n->out.len) : err;
     if (err != TD_OK) {
-        TD_LOG(ERROR, "message to a router not sent", "type=%s router=%016" PRIx64 " err=%s",
+        TD_LOG(ERROR, "message to a router not sent",
+               "type=%s router=%016" PRIx64 " err=%s, dropping the router",
                td_wire_type_name(m->type), router_epoch, td_err_code(err));
         nd_metrics_send_failed(n->metrics);
+        drop_router(n, r, err);
         return;
     }
     nd_metrics_response_bytes(n->metrics, n->out.len);
