@@ -65,6 +65,11 @@ static struct tv *int_op(struct tr *r, enum tx_op op, int64_t a, int64_t b)
     return over ? tr__fail(r, "integer overflow") : tv__int(r, out);
 }
 
+static int64_t int_of(const struct tv *v)
+{
+    return v->type == TV_BOOL ? (int64_t)v->b : v->i;
+}
+
 static struct tv *float_op(struct tr *r, enum tx_op op, double a, double b)
 {
     switch ((int)op) {
@@ -92,6 +97,9 @@ static struct tv *float_op(struct tr *r, enum tx_op op, double a, double b)
 static struct tv *list_add(struct tr *r, const struct tv *a, const struct tv *b)
 {
     struct tv *out = tv__list(r);
+    if (out != NULL) {
+        out->is_tuple = a->is_tuple && b->is_tuple;
+    }
     for (size_t i = 0; out != NULL && i < a->list.n + b->list.n; i++) {
         if (!tr__tick(r) ||
             !tv__append(r, out, i < a->list.n ? a->list.v[i] : b->list.v[i - a->list.n])) {
@@ -129,8 +137,11 @@ static struct tv *binary(struct tr *r, const struct tx *x)
     if (a->type == TV_LIST && b->type == TV_LIST && x->op == OP_ADD) {
         return list_add(r, a, b);
     }
-    if (a->type == TV_STR && b->type == TV_INT && x->op == OP_MUL) {
+    if (x->op == OP_MUL && a->type == TV_STR && b->type == TV_INT) {
         return repeat(r, a, b->i);
+    }
+    if (x->op == OP_MUL && a->type == TV_INT && b->type == TV_STR) {
+        return repeat(r, b, a->i);
     }
     bool ints =
         (a->type == TV_INT || a->type == TV_BOOL) && (b->type == TV_INT || b->type == TV_BOOL);
@@ -141,7 +152,7 @@ static struct tv *binary(struct tr *r, const struct tx *x)
     if (ints && x->op == OP_POW && q >= 0 && fabs(pow(p, q)) < 9e15) {
         return tv__int(r, (int64_t)pow(p, q));
     }
-    return ints && x->op != OP_DIV && x->op != OP_POW ? int_op(r, x->op, (int64_t)p, (int64_t)q)
+    return ints && x->op != OP_DIV && x->op != OP_POW ? int_op(r, x->op, int_of(a), int_of(b))
                                                       : float_op(r, x->op, p, q);
 }
 
@@ -153,12 +164,15 @@ static struct tv *contains(struct tr *r, const struct tv *item, struct tv *in, b
         if (item->type != TV_STR) {
             return tr__fail(r, "'in <string>' requires a string");
         }
+        if (!tr__work(r, in->s.n)) {
+            return NULL;
+        }
         bool found = item->s.n == 0 || memmem(in->s.p, in->s.n, item->s.p, item->s.n) != NULL;
         return tv__bool(r, found == want);
     }
     struct tv *list = tv__iterate(r, in);
     for (size_t i = 0; list != NULL && i < list->list.n; i++) {
-        if (tv__equal(list->list.v[i], item)) {
+        if (tv__equal(r, list->list.v[i], item)) {
             return tv__bool(r, want);
         }
     }
@@ -175,9 +189,9 @@ static struct tv *compare(struct tr *r, const struct tx *x)
         return contains(r, a, b, x->op == OP_IN);
     }
     if (x->op == OP_EQ || x->op == OP_NE) {
-        return tv__bool(r, tv__equal(a, b) == (x->op == OP_EQ));
+        return tv__bool(r, tv__equal(r, a, b) == (x->op == OP_EQ));
     }
-    int c = tv__compare(a, b);
+    int c = tv__compare(r, a, b);
     if (c == 2) {
         return tr__fail(r, "line %u: %s and %s cannot be compared", x->line, tv__type_name(a),
                         tv__type_name(b));
@@ -243,7 +257,7 @@ static struct tv *item(struct tr *r, const struct tx *x)
     }
     if (obj->type == TV_DICT) {
         for (size_t i = 0; i < obj->dict.n; i++) {
-            if (tv__equal(obj->dict.v[i].key, key)) {
+            if (tv__equal(r, obj->dict.v[i].key, key)) {
                 return obj->dict.v[i].value;
             }
         }
@@ -261,6 +275,9 @@ static struct tv *item(struct tr *r, const struct tx *x)
     }
     if (key->type != TV_INT || (obj->type != TV_LIST && obj->type != TV_STR)) {
         return tv__undefined(r, "item");
+    }
+    if (obj->type == TV_STR && !tr__work(r, obj->s.n)) {
+        return NULL;
     }
     int64_t n = (int64_t)(obj->type == TV_LIST ? obj->list.n : str_chars(&obj->s));
     int64_t i = key->i < 0 ? key->i + n : key->i;
@@ -364,7 +381,7 @@ struct tv *tx__call(struct tr *r, struct tv *f, const struct tv_args *args, unsi
 {
     switch ((int)f->type) {
     case TV_MACRO:
-        return tr__call_macro(r, f->macro, args);
+        return tr__call_macro(r, f, args);
     case TV_FUNC:
         return tm__function(r, f->func, args);
     case TV_METHOD:
@@ -380,6 +397,9 @@ struct tv *tx__call(struct tr *r, struct tv *f, const struct tv_args *args, unsi
 static struct tv *collection(struct tr *r, const struct tx *x)
 {
     struct tv *out = x->kind == TX_LIST ? tv__list(r) : tv__dict(r);
+    if (out != NULL) {
+        out->is_tuple = x->is_tuple;
+    }
     for (size_t i = 0; out != NULL && i < x->n_args; i++) {
         struct tv *v = tx__eval(r, x->args[i].value);
         if (x->kind == TX_DICT) {
@@ -405,7 +425,7 @@ static struct tv *sign(struct tr *r, const struct tx *x)
     if (v->type == TV_FLOAT) {
         return tv__float(r, x->kind == TX_NEG ? -f : f);
     }
-    return x->kind == TX_NEG ? int_op(r, OP_SUB, 0, (int64_t)f) : tv__int(r, (int64_t)f);
+    return x->kind == TX_NEG ? int_op(r, OP_SUB, 0, int_of(v)) : tv__int(r, int_of(v));
 }
 
 static struct tv *apply(struct tr *r, const struct tx *x)

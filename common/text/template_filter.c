@@ -57,8 +57,11 @@ static struct tv *f_length(struct tr *r, struct tv *v, const struct tv_args *a)
 static struct tv *f_tojson(struct tr *r, struct tv *v, const struct tv_args *a)
 {
     struct tv *indent = ta__get(a, 99, "indent");
+    struct tv *ascii = ta__get(a, 99, "ensure_ascii");
     indent = indent != NULL ? indent : ta__get(a, 0, NULL);
-    return tv__to_json(r, v, indent != NULL && indent->type == TV_INT ? (int)indent->i : -1);
+    bool indented = indent != NULL && indent->type == TV_INT && indent->i >= 0;
+    int width = indented && indent->i < 64 ? (int)indent->i : 64;
+    return tv__to_json(r, v, indented ? width : -1, ascii != NULL && tv__truthy(ascii));
 }
 
 static const char *name_of(struct tr *r, const struct tv *v)
@@ -205,20 +208,30 @@ static struct tv *f_abs(struct tr *r, struct tv *v, const struct tv_args *a)
     if (!tv__number(v, &d)) {
         return tr__fail(r, "abs needs a number");
     }
-    return v->type == TV_FLOAT ? tv__float(r, fabs(d)) : tv__int(r, (int64_t)fabs(d));
+    if (v->type == TV_FLOAT) {
+        return tv__float(r, fabs(d));
+    }
+    int64_t i = v->type == TV_BOOL ? (int64_t)v->b : v->i;
+    return i == INT64_MIN ? tr__fail(r, "integer overflow") : tv__int(r, i < 0 ? -i : i);
 }
 
 static struct tv *f_round(struct tr *r, struct tv *v, const struct tv_args *a)
 {
     double d = 0, scale = 1;
-    struct tv *digits = ta__get(a, 0, "precision");
+    struct tv *digits = ta__get(a, 0, "precision"), *how = ta__get(a, 1, "method");
     if (!tv__number(v, &d)) {
         return tr__fail(r, "round needs a number");
     }
     if (digits != NULL && digits->type == TV_INT) {
         scale = pow(10, (double)digits->i);
     }
-    return tv__float(r, nearbyint(d * scale) / scale);
+    if (how != NULL && tv__is_cstr(how, "ceil")) {
+        return tv__float(r, ceil(d * scale) / scale);
+    }
+    if (how != NULL && tv__is_cstr(how, "floor")) {
+        return tv__float(r, floor(d * scale) / scale);
+    }
+    return v->type == TV_INT && scale >= 1 ? v : tv__float(r, nearbyint(d * scale) / scale);
 }
 
 static struct tv *f_same(struct tr *r, struct tv *v, const struct tv_args *a)
@@ -300,7 +313,7 @@ static struct tv *sort_by(struct tr *r, struct tv *list, const struct tv *attr, 
             return NULL;
         }
         for (; k > 0; k--) {
-            int c = tv__compare(keys[k - 1], key);
+            int c = tv__compare(r, keys[k - 1], key);
             if (c == 2) {
                 return tr__fail(r, "values cannot be sorted");
             }
@@ -349,7 +362,7 @@ static struct tv *f_unique(struct tr *r, struct tv *v, const struct tv_args *a)
     for (size_t i = 0; list != NULL && out != NULL && i < list->list.n; i++) {
         bool seen = false;
         for (size_t k = 0; k < out->list.n && !seen && tr__tick(r); k++) {
-            seen = tv__equal(out->list.v[k], list->list.v[i]);
+            seen = tv__equal(r, out->list.v[k], list->list.v[i]);
         }
         if (!seen && !tv__append(r, out, list->list.v[i])) {
             return NULL;
@@ -362,7 +375,7 @@ static struct tv *extreme(struct tr *r, struct tv *v, int want)
 {
     struct tv *list = tv__iterate(r, v), *best = NULL;
     for (size_t i = 0; list != NULL && i < list->list.n; i++) {
-        if (best == NULL || tv__compare(list->list.v[i], best) == want) {
+        if (best == NULL || tv__compare(r, list->list.v[i], best) == want) {
             best = list->list.v[i];
         }
     }
@@ -389,19 +402,24 @@ static struct tv *f_sum(struct tr *r, struct tv *v, const struct tv_args *a)
     (void)a;
     struct tv *list = tv__iterate(r, v);
     double sum = 0;
-    bool ints = true;
+    int64_t whole = 0;
+    bool ints = true, over = false;
     for (size_t i = 0; list != NULL && i < list->list.n; i++) {
         double d = 0;
-        if (!tv__number(list->list.v[i], &d)) {
+        if (!tr__tick(r) || !tv__number(list->list.v[i], &d) || fabs(d) > 9e15) {
             return tr__fail(r, "sum needs numbers");
         }
         ints = ints && list->list.v[i]->type != TV_FLOAT;
+        over = over || (ints && __builtin_add_overflow(whole, (int64_t)d, &whole));
         sum += d;
     }
     if (list == NULL) {
         return NULL;
     }
-    return ints ? tv__int(r, (int64_t)sum) : tv__float(r, sum);
+    if (ints && over) {
+        return tr__fail(r, "integer overflow");
+    }
+    return ints ? tv__int(r, whole) : tv__float(r, sum);
 }
 
 /* ---- map, select ---- */
@@ -413,9 +431,15 @@ static struct tv_args rest(const struct tv_args *a, size_t skip)
                : (struct tv_args){0};
 }
 
+/* What map and select run over: nothing gives nothing. */
+static struct tv *items_of(struct tr *r, struct tv *v)
+{
+    return tv__truthy(v) ? tv__iterate(r, v) : tv__list(r);
+}
+
 static struct tv *f_map(struct tr *r, struct tv *v, const struct tv_args *a)
 {
-    struct tv *list = tv__iterate(r, v), *out = tv__list(r), *attr = ta__get(a, 99, "attribute");
+    struct tv *list = items_of(r, v), *out = tv__list(r), *attr = ta__get(a, 99, "attribute");
     struct tv *def = ta__get(a, 99, "default");
     const char *filter = attr == NULL ? name_of(r, ta__get(a, 0, NULL)) : NULL;
     struct tv_args args = rest(a, 1);
@@ -436,7 +460,7 @@ static struct tv *f_map(struct tr *r, struct tv *v, const struct tv_args *a)
 static struct tv *choose(struct tr *r, struct tv *v, const struct tv_args *a, bool by_attr,
                          bool want)
 {
-    struct tv *list = tv__iterate(r, v), *out = tv__list(r);
+    struct tv *list = items_of(r, v), *out = tv__list(r);
     size_t used = by_attr ? 1 : 0;
     struct tv *attr = by_attr ? ta__get(a, 0, "attribute") : NULL, *test = ta__get(a, used, NULL);
     const char *name = test != NULL ? name_of(r, test) : NULL;
@@ -580,12 +604,26 @@ bool tf__known_filter(const char *name)
     return false;
 }
 
+/* An undefined value is an empty text or list to the others. */
+static bool takes_undefined(const char *name)
+{
+    static const char *const not_these[] = {"tojson", "int",      "float", "abs",
+                                            "round",  "dictsort", "safe"};
+    for (size_t i = 0; i < TD_COUNT(not_these); i++) {
+        if (strcmp(not_these[i], name) == 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
 struct tv *tf__filter(struct tr *r, const char *name, struct tv *v, const struct tv_args *args)
 {
-    if (v->type == TV_UNDEFINED && strcmp(name, "default") != 0 && strcmp(name, "d") != 0 &&
-        strcmp(name, "length") != 0 && strcmp(name, "list") != 0 && strcmp(name, "string") != 0 &&
-        strcmp(name, "trim") != 0 && strcmp(name, "items") != 0 && strcmp(name, "join") != 0) {
+    if (v->type == TV_UNDEFINED && !takes_undefined(name)) {
         return tr__fail(r, "'%s' is undefined", v->func != NULL ? v->func : "value");
+    }
+    if (v->type == TV_STR && !tr__work(r, v->s.n)) {
+        return NULL;
     }
     for (size_t i = 0; i < TD_COUNT(filters); i++) {
         if (strcmp(filters[i].name, name) == 0) {
@@ -713,8 +751,12 @@ static bool t_divisibleby(struct tr *r, const struct tv *v, const struct tv *arg
 
 static bool t_eq(struct tr *r, const struct tv *v, const struct tv *arg)
 {
-    (void)r;
-    return arg != NULL && tv__equal(v, arg);
+    return arg != NULL && tv__equal(r, v, arg);
+}
+
+static bool t_sameas(struct tr *r, const struct tv *v, const struct tv *arg)
+{
+    return arg != NULL && v->type == arg->type && tv__equal(r, v, arg);
 }
 
 static bool t_ne(struct tr *r, const struct tv *v, const struct tv *arg)
@@ -724,7 +766,7 @@ static bool t_ne(struct tr *r, const struct tv *v, const struct tv *arg)
 
 static bool order_test(struct tr *r, const struct tv *v, const struct tv *arg, int a, int b)
 {
-    int c = arg != NULL ? tv__compare(v, arg) : 2;
+    int c = arg != NULL ? tv__compare(r, v, arg) : 2;
     if (c == 2) {
         tr__fail(r, "values cannot be compared");
     }
@@ -759,35 +801,33 @@ static bool t_in(struct tr *r, const struct tv *v, const struct tv *arg)
     }
     struct tv *list = arg != NULL ? tv__iterate(r, (struct tv *)(uintptr_t)arg) : NULL;
     for (size_t i = 0; list != NULL && i < list->list.n; i++) {
-        if (tv__equal(list->list.v[i], v)) {
+        if (tv__equal(r, list->list.v[i], v)) {
             return true;
         }
     }
     return false;
 }
 
-static bool case_test(const struct tv *v, int (*other)(int))
+/* As str.islower and str.isupper: some character has a case, and none the other one. */
+static bool case_test(struct tr *r, const struct tv *v, const char *same, const char *other)
 {
-    for (size_t i = 0; v->type == TV_STR && i < v->s.n; i++) {
-        if (other((unsigned char)v->s.p[i])) {
-            return false;
-        }
-    }
-    return v->type == TV_STR && v->s.n > 0;
+    struct tv_args none = {0};
+    struct tv *s = tv__to_str(r, (struct tv *)(uintptr_t)v);
+    struct tv *a = s != NULL ? tm__method(r, s, same, &none) : NULL;
+    struct tv *b = a != NULL ? tm__method(r, s, other, &none) : NULL;
+    return b != NULL && tv__equal(r, s, a) && !tv__equal(r, s, b);
 }
 
 static bool t_lower(struct tr *r, const struct tv *v, const struct tv *arg)
 {
-    (void)r;
     (void)arg;
-    return case_test(v, isupper);
+    return case_test(r, v, "lower", "upper");
 }
 
 static bool t_upper(struct tr *r, const struct tv *v, const struct tv *arg)
 {
-    (void)r;
     (void)arg;
-    return case_test(v, islower);
+    return case_test(r, v, "upper", "lower");
 }
 
 static const struct {
@@ -821,7 +861,7 @@ static const struct {
     {"greaterthan", t_gt},
     {"ge", t_ge},
     {"in", t_in},
-    {"sameas", t_eq},
+    {"sameas", t_sameas},
     {"lower", t_lower},
     {"upper", t_upper},
 };

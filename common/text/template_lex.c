@@ -1,12 +1,15 @@
-/* Design: first the source is cut into text, outputs, tags and comments, where the whitespace rules live: trim_blocks drops
+/* Design: newlines become \n, as Jinja does. Then the source is cut into text, outputs, tags and comments, where the whitespace rules live: trim_blocks drops
  * the newline after a tag or comment, lstrip_blocks the blanks before one that starts its line, '-' strips everything on
  * its side, '+' switches the automatic rule off. Then the inside of outputs and tags is cut into tokens.
  */
 #include <ctype.h>
+#include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include <utf8proc.h>
 
 #include "common/text/template_priv.h"
 
@@ -60,31 +63,89 @@ static struct tt_token *last(struct lexer *x)
 
 /* ---- inside of a tag ---- */
 
+/* \xHH, \uHHHH, \UHHHHHHHH: the code point, and the digits eaten; 0 when it is none of these. */
+static size_t hex_escape(const char *p, size_t left, utf8proc_int32_t *out)
+{
+    size_t digits = p[0] == 'x' ? 2 : (p[0] == 'u' ? 4 : (p[0] == 'U' ? 8 : 0));
+    uint32_t cp = 0;
+    if (digits == 0 || left < digits + 1) {
+        return 0;
+    }
+    for (size_t i = 1; i <= digits; i++) {
+        int c = tolower((unsigned char)p[i]);
+        if (!isxdigit(c)) {
+            return 0;
+        }
+        cp = cp << 4 | (uint32_t)(c <= '9' ? c - '0' : c - 'a' + 10);
+    }
+    if (cp > 0x10ffff || !utf8proc_codepoint_valid((utf8proc_int32_t)cp)) {
+        return 0;
+    }
+    *out = (utf8proc_int32_t)cp;
+    return digits + 1;
+}
+
+/* After a backslash: Python's escapes; anything else leaves the backslash. Writes at most as much as it reads. */
+static size_t lex_escape(struct lexer *x, char *out)
+{
+    static const char from[] = "nrtbfav0\\'\"", to[] = "\n\r\t\b\f\a\v\0\\'\"";
+    const char *k = x->at < x->len && x->src[x->at] != 0 ? strchr(from, x->src[x->at]) : NULL;
+    utf8proc_int32_t cp = 0;
+    if (k != NULL) {
+        *out = to[k - from];
+        x->at++;
+        return 1;
+    }
+    size_t eaten = x->at < x->len ? hex_escape(x->src + x->at, x->len - x->at, &cp) : 0;
+    if (eaten > 0) {
+        x->at += eaten;
+        return (size_t)utf8proc_encode_char(cp, (utf8proc_uint8_t *)out);
+    }
+    *out = '\\';
+    return 1;
+}
+
 static td_err lex_string(struct lexer *x, char quote)
 {
-    size_t start = ++x->at;
-    char *buf = td_arena_alloc(x->arena, x->len - start + 1);
-    size_t n = 0;
+    size_t start = ++x->at, end = start, n = 0;
+    while (end < x->len && x->src[end] != quote) {
+        end += x->src[end] == '\\' ? 2 : 1;
+    }
+    if (end >= x->len) {
+        return tp__fail(x->e, TD_ERR_FILE_FORMAT, x->line, "string without end");
+    }
+    char *buf = td_arena_alloc(x->arena, end - start + 1);
     if (buf == NULL) {
         return tp__fail(x->e, TD_ERR_NO_MEMORY, x->line, "template too complex");
     }
-    while (x->at < x->len && x->src[x->at] != quote) {
+    while (x->at < end) {
         char c = x->src[x->at++];
-        if (c == '\\' && x->at < x->len) {
-            static const char from[] = "nrtbf\\'\"", to[] = "\n\r\t\b\f\\'\"";
-            const char *k = strchr(from, x->src[x->at]);
-            c = k != NULL ? to[k - from] : '\\';
-            x->at += k != NULL ? 1 : 0;
-        } else if (c == '\n') {
-            x->line++;
+        if (c == '\\') {
+            n += lex_escape(x, buf + n);
+        } else {
+            x->line += c == '\n' ? 1 : 0;
+            buf[n++] = c;
         }
-        buf[n++] = c;
     }
-    if (x->at >= x->len) {
-        return tp__fail(x->e, TD_ERR_FILE_FORMAT, x->line, "string without end");
-    }
-    x->at++;
+    x->at = end + 1;
     return push(x, TT_STR, buf, n);
+}
+
+static bool lex_exponent(struct lexer *x)
+{
+    size_t k = x->at + 1;
+    if (x->at >= x->len || (x->src[x->at] != 'e' && x->src[x->at] != 'E')) {
+        return false;
+    }
+    k += k < x->len && (x->src[k] == '+' || x->src[k] == '-') ? 1 : 0;
+    if (k >= x->len || !isdigit((unsigned char)x->src[k])) {
+        return false;
+    }
+    while (k < x->len && isdigit((unsigned char)x->src[k])) {
+        k++;
+    }
+    x->at = k;
+    return true;
 }
 
 static td_err lex_number(struct lexer *x)
@@ -99,6 +160,7 @@ static td_err lex_number(struct lexer *x)
         for (x->at++; x->at < x->len && isdigit((unsigned char)x->src[x->at]); x->at++) {
         }
     }
+    is_float = lex_exponent(x) || is_float;
     char text[64];
     size_t n = 0;
     for (size_t i = start; i < x->at && n < sizeof text - 1; i++) {
@@ -107,8 +169,13 @@ static td_err lex_number(struct lexer *x)
         }
     }
     text[n] = 0;
+    errno = 0;
+    int64_t value = is_float ? 0 : strtoll(text, NULL, 10);
+    if (errno != 0 || n == sizeof text - 1) {
+        return tp__fail(x->e, TD_ERR_FILE_UNSUPPORTED, x->line, "number too large");
+    }
     TD_TRY(push(x, is_float ? TT_FLOAT : TT_INT, x->src + start, x->at - start));
-    last(x)->i = strtoll(text, NULL, 10);
+    last(x)->i = value;
     last(x)->f = strtod(text, NULL);
     return TD_OK;
 }
@@ -249,35 +316,66 @@ static td_err lex_comment(struct lexer *x)
     return tp__fail(x->e, TD_ERR_FILE_FORMAT, x->line, "comment without end");
 }
 
-/* {% raw %} ... {% endraw %}: what is between goes out as it stands. Returns true when this tag was one. */
-static bool lex_raw(struct lexer *x, td_err *out_err)
+/* `{%`, a sign, blanks, the word, blanks, a sign, `%}` at `at`: where it ends, or 0. */
+static size_t word_tag(const struct lexer *x, size_t at, const char *word, char *out_before,
+                       char *out_after)
 {
-    size_t i = x->at;
-    while (i < x->len && isspace((unsigned char)x->src[i])) {
-        i++;
+    size_t n = strlen(word);
+    at += 2;
+    *out_before = at < x->len && (x->src[at] == '-' || x->src[at] == '+') ? x->src[at++] : 0;
+    while (at < x->len && isspace((unsigned char)x->src[at])) {
+        at++;
     }
-    if (x->len - i < 3 || memcmp(x->src + i, "raw", 3) != 0 ||
-        (i + 3 < x->len && isalnum((unsigned char)x->src[i + 3]))) {
+    if (x->len - at < n || memcmp(x->src + at, word, n) != 0) {
+        return 0;
+    }
+    at += n;
+    while (at < x->len && isspace((unsigned char)x->src[at])) {
+        at++;
+    }
+    *out_after = at < x->len && (x->src[at] == '-' || x->src[at] == '+') ? x->src[at++] : 0;
+    return x->len - at >= 2 && memcmp(x->src + at, "%}", 2) == 0 ? at + 2 : 0;
+}
+
+/* {% raw %} ... {% endraw %}: what is between goes out as it stands, but for the whitespace rules of the two tags.
+ * Returns true when the tag at `open` was one. */
+static bool lex_raw(struct lexer *x, size_t open, td_err *out_err)
+{
+    char before = 0, after = 0, end_before = 0, end_after = 0;
+    size_t begin = word_tag(x, open, "raw", &before, &after), k = begin, end = 0;
+    if (begin == 0) {
         return false;
     }
-    const char *begin = strstr(x->src + i, "%}");
-    const char *end = begin != NULL ? strstr(begin, "endraw") : NULL;
-    const char *open = end;
-    while (open != NULL && open > begin && !(open[0] == '{' && open[1] == '%')) {
-        open--;
+    for (; k + 1 < x->len && end == 0; k++) {
+        if (x->src[k] == '{' && x->src[k + 1] == '%') {
+            end = word_tag(x, k, "endraw", &end_before, &end_after);
+        }
     }
-    const char *close = end != NULL ? strstr(end, "%}") : NULL;
-    if (begin == NULL || open == NULL || open <= begin || close == NULL) {
+    if (end == 0) {
         *out_err = tp__fail(x->e, TD_ERR_FILE_FORMAT, x->line, "raw without endraw");
         return true;
     }
-    *out_err = push(x, TT_TEXT, begin + 2, (size_t)(open - begin - 2));
-    x->at = (size_t)(close + 2 - x->src);
+    k--; /* where endraw's tag opens */
+    while (after == '-' && begin < k && isspace((unsigned char)x->src[begin])) {
+        begin++;
+    }
+    size_t stop = text_end(x, begin, k, '%', end_before);
+    *out_err = stop > begin ? push(x, TT_TEXT, x->src + begin, stop - begin) : TD_OK;
+    for (size_t i = open; i < end; i++) {
+        x->line += x->src[i] == '\n' ? 1 : 0;
+    }
+    x->at = end;
+    x->strip_next = end_after == '-';
+    x->newline_next = end_after != '+';
     return true;
 }
 
 static td_err lex_tag(struct lexer *x, char kind)
 {
+    td_err err = TD_OK;
+    if (kind == '%' && lex_raw(x, x->at, &err)) {
+        return err;
+    }
     x->at += 2;
     if (x->at < x->len && (x->src[x->at] == '-' || x->src[x->at] == '+')) {
         x->at++;
@@ -289,17 +387,26 @@ static td_err lex_tag(struct lexer *x, char kind)
         TD_TRY(push(x, TT_OUT_BEGIN, "", 0));
         return lex_inside(x, "}}", TT_OUT_END);
     }
-    td_err err = TD_OK;
-    if (lex_raw(x, &err)) {
-        return err;
-    }
     TD_TRY(push(x, TT_TAG_BEGIN, "", 0));
     return lex_inside(x, "%}", TT_TAG_END);
 }
 
-td_err tt__lex(struct td_arena *arena, const char *src, size_t len, struct tt_tokens *out,
+/* \r\n and \r become \n, in place; the new length. */
+static size_t unify_newlines(char *src, size_t len)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < len; i++) {
+        char c = src[i]; /* src[n] may be src[i] */
+        src[n++] = c == '\r' ? '\n' : c;
+        i += c == '\r' && i + 1 < len && src[i + 1] == '\n' ? 1 : 0;
+    }
+    return n;
+}
+
+td_err tt__lex(struct td_arena *arena, char *src, size_t len, struct tt_tokens *out,
                struct tp_error *e)
 {
+    len = unify_newlines(src, len);
     /* One newline at the end of the source does not belong to the template (keep_trailing_newline is off). */
     len -= len > 0 && src[len - 1] == '\n' ? 1 : 0;
     struct lexer x = {.arena = arena, .src = src, .len = len, .line = 1, .out = out, .e = e};

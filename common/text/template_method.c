@@ -223,10 +223,8 @@ static struct tv *split_blank(struct tr *r, const struct tv *v, int64_t max)
             continue;
         }
         size_t end = i;
-        if (max == 0) { /* the rest, without the blanks at its end */
-            struct tv *rest = tv__str_part(r, &v->s, i, v->s.n - i);
-            struct tv_args none = {0};
-            return rest != NULL && tv__append(r, out, m_rstrip(r, rest, &none)) ? out : NULL;
+        if (max == 0) { /* the rest, with the blanks at its end */
+            return tv__append(r, out, tv__str_part(r, &v->s, i, v->s.n - i)) ? out : NULL;
         }
         while (end < v->s.n && blank_at(&v->s, end) == 0) {
             end += char_bytes(&v->s, end);
@@ -431,6 +429,35 @@ static struct tv *m_removesuffix(struct tr *r, struct tv *v, const struct tv_arg
     return remove_affix(r, v, a, true);
 }
 
+/* `{}` and `{0}` only: what templates use. */
+static struct tv *m_format(struct tr *r, struct tv *v, const struct tv_args *a)
+{
+    struct tb b;
+    size_t next = 0;
+    tb__init(&b, r);
+    for (size_t i = 0; i < v->s.n; i++) {
+        char c = v->s.p[i], after = i + 1 < v->s.n ? v->s.p[i + 1] : 0;
+        struct tv *one = tv__str_part(r, &v->s, i, 1), *arg = NULL;
+        if ((c == '{' || c == '}') && c == after) {
+            i++;
+        } else if (c == '{') {
+            bool digit = after >= '0' && after <= '9';
+            arg = ta__get(a, digit ? (size_t)(after - '0') : next++, NULL);
+            i += digit ? 2 : 1;
+            if (arg == NULL || i >= v->s.n || v->s.p[i] != '}') {
+                return tr__fail(r, "format takes {} and {0}, with an argument for each");
+            }
+            one = tv__to_str(r, arg);
+        } else if (c == '}') {
+            return tr__fail(r, "single '}' in format");
+        }
+        if (one == NULL || !tb__add(&b, &one->s)) {
+            return NULL;
+        }
+    }
+    return tb__done(&b);
+}
+
 /* ---- dicts and lists ---- */
 
 static struct tv *m_items(struct tr *r, struct tv *v, const struct tv_args *a)
@@ -460,7 +487,7 @@ static struct tv *m_get(struct tr *r, struct tv *v, const struct tv_args *a)
 {
     struct tv *key = ta__get(a, 0, NULL), *def = ta__get(a, 1, "default");
     for (size_t i = 0; key != NULL && i < v->dict.n; i++) {
-        if (tv__equal(v->dict.v[i].key, key)) {
+        if (tv__equal(r, v->dict.v[i].key, key)) {
             return v->dict.v[i].value;
         }
     }
@@ -486,6 +513,7 @@ static const struct {
     {TV_STR, "rsplit", m_rsplit},
     {TV_STR, "splitlines", m_splitlines},
     {TV_STR, "find", m_find},
+    {TV_STR, "format", m_format},
     {TV_STR, "rfind", m_rfind},
     {TV_STR, "index", m_index},
     {TV_STR, "count", m_count},
@@ -512,6 +540,9 @@ bool tm__has(const struct tv *self, const char *name)
 
 struct tv *tm__method(struct tr *r, struct tv *self, const char *name, const struct tv_args *args)
 {
+    if (self->type == TV_STR && !tr__work(r, self->s.n)) {
+        return NULL;
+    }
     for (size_t i = 0; i < TD_COUNT(methods); i++) {
         if (methods[i].type == self->type && strcmp(methods[i].name, name) == 0) {
             return methods[i].fn(r, self, args);
@@ -599,7 +630,7 @@ static struct tv *g_strftime_now(struct tr *r, const struct tv_args *a)
     "-Wformat-nonliteral" /* the format is the template's, the buffer is bounded */
     size_t n = strftime(out, 256, format, &tm);
 #pragma GCC diagnostic pop
-    return tv__str(r, out, n, false);
+    return tv__str(r, out, n, fmt->s.tainted || fmt->s.mixed != NULL);
 }
 
 static const struct {

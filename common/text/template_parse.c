@@ -1,5 +1,5 @@
-/* Design: recursive descent in Jinja's order of precedence: ternary, or, and, not, comparison, concatenation (~), sum,
- * product, unary, power, then postfix (attributes, items, calls, filters, tests). Depth is bounded.
+/* Design: recursive descent in Jinja's order of precedence: ternary, or, and, not, comparison, sum, concatenation (~),
+ * product, power (from the left), unary, then postfix (attributes, items, calls, filters, tests). Depth is bounded.
  */
 #include <string.h>
 
@@ -9,7 +9,9 @@ struct parser {
     struct td_arena *arena;
     const struct tt_token *t; /* the next one */
     struct tp_error *e;
-    unsigned depth;
+    unsigned depth, loops; /* loops: around the statement, inside its macro */
+    unsigned
+        ifs; /* conditions around it: unknown filters and tests fail only when they are reached */
     td_err err; /* of the first failure inside an expression */
 };
 
@@ -58,7 +60,7 @@ static bool take_name(struct parser *p, const char *name)
 }
 
 static struct tx *parse_expr(struct parser *p);
-static struct tx *parse_unary(struct parser *p);
+static struct tx *parse_postfix(struct parser *p);
 
 /* ---- arguments and literals ---- */
 
@@ -103,6 +105,15 @@ static bool parse_args(struct parser *p, struct tx *x)
         }
     }
     return true;
+}
+
+static struct tx *tuple_node(struct parser *p)
+{
+    struct tx *x = node(p, TX_LIST);
+    if (x != NULL) {
+        x->is_tuple = true;
+    }
+    return x;
 }
 
 static struct tx *parse_list(struct parser *p, const char *close)
@@ -206,13 +217,13 @@ static struct tx *parse_word(struct parser *p)
 static struct tx *parse_group(struct parser *p)
 {
     if (take_op(p, ")")) {
-        return node(p, TX_LIST);
+        return tuple_node(p);
     }
     struct tx *first = parse_expr(p);
     if (first == NULL || take_op(p, ")")) {
         return first;
     }
-    struct tx *x = node(p, TX_LIST);
+    struct tx *x = tuple_node(p);
     size_t cap = 0;
     if (x == NULL || !add_arg(p, x, &cap, NULL, first)) {
         return NULL;
@@ -316,7 +327,7 @@ static struct tx *parse_filter(struct parser *p, struct tx *obj)
     if (x == NULL || p->t->kind != TT_NAME) {
         return bad(p, "expected a filter");
     }
-    if (!tf__known_filter(p->t->s)) {
+    if (p->ifs == 0 && !tf__known_filter(p->t->s)) {
         return bad(p, "unknown filter");
     }
     x->a = obj;
@@ -347,7 +358,7 @@ static struct tx *parse_test(struct parser *p, struct tx *obj)
     }
     x->a = obj;
     x->negated = take_name(p, "not");
-    if (p->t->kind != TT_NAME || !tf__known_test(p->t->s)) {
+    if (p->t->kind != TT_NAME || (p->ifs == 0 && !tf__known_test(p->t->s))) {
         return bad(p, "unknown test");
     }
     x->name = p->t++->s;
@@ -355,7 +366,7 @@ static struct tx *parse_test(struct parser *p, struct tx *obj)
         return parse_args(p, x) ? x : NULL;
     }
     size_t cap = 0;
-    if (starts_argument(p) && !add_arg(p, x, &cap, NULL, parse_unary(p))) {
+    if (starts_argument(p) && !add_arg(p, x, &cap, NULL, parse_postfix(p))) {
         return NULL;
     }
     return x;
@@ -411,35 +422,28 @@ static struct tx *binary(struct parser *p, enum tx_kind kind, enum tx_op op, str
     return x;
 }
 
-static struct tx *parse_pow(struct parser *p)
+/* A sign applies to the primary with its attributes, items and calls; filters and tests to the whole. */
+static struct tx *parse_signed(struct parser *p)
 {
-    struct tx *x = parse_postfix(p);
-    while (x != NULL && take_op(p, "**")) {
-        x = binary(p, TX_BINARY, OP_POW, x, parse_unary(p));
+    if (!is_op(p, "-") && !is_op(p, "+")) {
+        return parse_postfix(p);
+    }
+    enum tx_kind kind = is_op(p, "-") ? TX_NEG : TX_POS;
+    if (++p->depth > TD_TEMPLATE_MAX_DEPTH * 4) {
+        return bad(p, "expression too deep");
+    }
+    p->t++;
+    struct tx *a = parse_signed(p), *x = a != NULL ? node(p, kind) : NULL;
+    p->depth--;
+    if (x != NULL) {
+        x->a = a;
     }
     return x;
 }
 
 static struct tx *parse_unary(struct parser *p)
 {
-    if (++p->depth > TD_TEMPLATE_MAX_DEPTH * 4) {
-        return bad(p, "expression too deep");
-    }
-    struct tx *x = NULL;
-    if (is_op(p, "-") || is_op(p, "+")) {
-        enum tx_kind kind = is_op(p, "-") ? TX_NEG : TX_POS;
-        p->t++;
-        struct tx *a = parse_unary(p);
-        x = a != NULL ? node(p, kind) : NULL;
-        if (x != NULL) {
-            x->a = a;
-        }
-    } else {
-        x = parse_pow(p);
-    }
-    x = parse_filters(p, x);
-    p->depth--;
-    return x;
+    return parse_filters(p, parse_signed(p));
 }
 
 struct op_row {
@@ -462,11 +466,17 @@ static struct tx *parse_level(struct parser *p, const struct op_row *ops, size_t
     return x;
 }
 
+static struct tx *parse_pow(struct parser *p)
+{
+    static const struct op_row ops[] = {{"**", OP_POW}};
+    return parse_level(p, ops, 1, parse_unary);
+}
+
 static struct tx *parse_mul(struct parser *p)
 {
     static const struct op_row ops[] = {
         {"*", OP_MUL}, {"/", OP_DIV}, {"//", OP_FLOORDIV}, {"%", OP_MOD}};
-    return parse_level(p, ops, 4, parse_unary);
+    return parse_level(p, ops, 4, parse_pow);
 }
 
 static struct tx *parse_concat(struct parser *p)
@@ -585,7 +595,7 @@ static struct tx *parse_tuple(struct parser *p)
     if (first == NULL || !is_op(p, ",")) {
         return first;
     }
-    struct tx *x = node(p, TX_LIST);
+    struct tx *x = tuple_node(p);
     size_t cap = 0;
     if (x == NULL || !add_arg(p, x, &cap, NULL, first)) {
         return NULL;
@@ -615,6 +625,16 @@ static td_err close_tag(struct parser *p)
         return err_of(p);
     }
     p->t++;
+    return TD_OK;
+}
+
+/* The body of a macro or a call: a loop around it is not its own. */
+static td_err parse_inner(struct parser *p, const char *const *ends, struct ts **out)
+{
+    unsigned loops = p->loops;
+    p->loops = 0;
+    TD_TRY(parse_body(p, ends, out));
+    p->loops = loops;
     return TD_OK;
 }
 
@@ -671,20 +691,30 @@ static td_err parse_if(struct parser *p, struct ts *s)
 {
     static const char *const ends[] = {"elif", "else", "endif", NULL};
     static const char *const last[] = {"endif", NULL};
-    s->expr = parse_expr(p);
-    if (s->expr == NULL) {
-        return err_of(p);
-    }
-    TD_TRY(close_tag(p));
-    TD_TRY(parse_body(p, ends, &s->body));
-    p->t += p->t->kind == TT_TAG_BEGIN ? 1 : 0;
-    if (take_name(p, "elif")) {
-        s->other = statement(p, TS_IF);
-        return s->other != NULL ? parse_if(p, s->other) : err_of(p);
+    for (bool more = true; more;) { /* once for each elif */
+        s->expr = parse_expr(p);
+        if (s->expr == NULL) {
+            return err_of(p);
+        }
+        TD_TRY(close_tag(p));
+        p->ifs++;
+        TD_TRY(parse_body(p, ends, &s->body));
+        p->ifs--;
+        p->t += p->t->kind == TT_TAG_BEGIN ? 1 : 0;
+        more = take_name(p, "elif");
+        if (more) {
+            s->other = statement(p, TS_IF);
+            if (s->other == NULL) {
+                return err_of(p);
+            }
+            s = s->other;
+        }
     }
     if (take_name(p, "else")) {
         TD_TRY(close_tag(p));
+        p->ifs++;
         TD_TRY(parse_body(p, last, &s->other));
+        p->ifs--;
         p->t += p->t->kind == TT_TAG_BEGIN ? 1 : 0;
     }
     if (!take_name(p, "endif")) {
@@ -694,17 +724,33 @@ static td_err parse_if(struct parser *p, struct ts *s)
     return close_tag(p);
 }
 
+/* What a loop runs over: an expression without `if`, or several with commas. */
+static struct tx *parse_items(struct parser *p)
+{
+    struct tx *first = parse_or(p);
+    if (first == NULL || !is_op(p, ",")) {
+        return first;
+    }
+    struct tx *x = tuple_node(p);
+    size_t cap = 0;
+    if (x == NULL || !add_arg(p, x, &cap, NULL, first)) {
+        return NULL;
+    }
+    while (take_op(p, ",")) {
+        if (!add_arg(p, x, &cap, NULL, parse_or(p))) {
+            return NULL;
+        }
+    }
+    return x;
+}
+
 static td_err parse_for(struct parser *p, struct ts *s)
 {
     static const char *const ends[] = {"else", "endfor", NULL};
     static const char *const last[] = {"endfor", NULL};
     TD_TRY(parse_targets(p, s));
-    if (!take_name(p, "in") || (s->expr = parse_or(p)) == NULL) {
+    if (!take_name(p, "in") || (s->expr = parse_items(p)) == NULL) {
         bad(p, "expected in");
-        return err_of(p);
-    }
-    if (is_op(p, ",")) {
-        bad(p, "a tuple here needs parentheses");
         return err_of(p);
     }
     if (take_name(p, "if") && (s->filter = parse_expr(p)) == NULL) {
@@ -715,7 +761,9 @@ static td_err parse_for(struct parser *p, struct ts *s)
                         "recursive loops are not supported");
     }
     TD_TRY(close_tag(p));
+    p->loops++;
     TD_TRY(parse_body(p, ends, &s->body));
+    p->loops--;
     p->t += p->t->kind == TT_TAG_BEGIN ? 1 : 0;
     if (take_name(p, "else")) {
         TD_TRY(close_tag(p));
@@ -798,7 +846,7 @@ static td_err parse_macro(struct parser *p, struct ts *s)
     }
     TD_TRY(parse_params(p, s));
     TD_TRY(close_tag(p));
-    TD_TRY(parse_body(p, ends, &s->body));
+    TD_TRY(parse_inner(p, ends, &s->body));
     TD_TRY(end_tag(p, "endmacro"));
     (void)(p->t->kind == TT_NAME && p->t++);
     return close_tag(p);
@@ -817,7 +865,7 @@ static td_err parse_call(struct parser *p, struct ts *s)
     }
     s->name = "caller";
     TD_TRY(close_tag(p));
-    TD_TRY(parse_body(p, ends, &s->body));
+    TD_TRY(parse_inner(p, ends, &s->body));
     TD_TRY(end_tag(p, "endcall"));
     return close_tag(p);
 }
@@ -847,9 +895,13 @@ static td_err parse_generation(struct parser *p, struct ts *s)
     return close_tag(p);
 }
 
-static td_err parse_plain(struct parser *p, struct ts *s)
+static td_err parse_leave(struct parser *p, struct ts *s)
 {
     (void)s;
+    if (p->loops == 0) {
+        bad(p, "break or continue outside of a loop");
+        return err_of(p);
+    }
     return close_tag(p);
 }
 
@@ -864,8 +916,8 @@ static const struct {
     {"macro", TS_MACRO, parse_macro},
     {"call", TS_CALL, parse_call},
     {"filter", TS_FILTER, parse_filter_block},
-    {"break", TS_BREAK, parse_plain},
-    {"continue", TS_CONTINUE, parse_plain},
+    {"break", TS_BREAK, parse_leave},
+    {"continue", TS_CONTINUE, parse_leave},
     {"generation", TS_BLOCK, parse_generation},
 };
 

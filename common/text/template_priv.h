@@ -49,7 +49,8 @@ struct tp_error { /* of compilation */
 };
 td_err tp__fail(struct tp_error *e, td_err err, unsigned line, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
-td_err tt__lex(struct td_arena *arena, const char *src, size_t len, struct tt_tokens *out,
+/* Unifies the newlines of src in place; tokens point into it. */
+td_err tt__lex(struct td_arena *arena, char *src, size_t len, struct tt_tokens *out,
                struct tp_error *e) TD_MUST_CHECK;
 
 /* ---- tree ---- */
@@ -103,6 +104,7 @@ struct tx {
     unsigned line;
     const char *name; /* NAME, ATTR, FILTER, TEST */
     bool negated;     /* TEST */
+    bool is_tuple;    /* LIST */
     struct tx *a, *b, *c, *d;
     struct tx_arg
         *args; /* CALL, FILTER, TEST; LIST values; DICT: key in args[2i], value in args[2i+1] */
@@ -190,7 +192,8 @@ struct tv {
         const struct ts *macro;
         const char *func; /* FUNC, METHOD, UNDEFINED: the name */
     };
-    struct tv *self; /* METHOD: the object */
+    struct tv *self;        /* METHOD: the object */
+    struct tr_scope *scope; /* MACRO: where it was defined */
 };
 
 struct tr_scope {
@@ -200,7 +203,6 @@ struct tr_scope {
         struct tv *value;
     } * vars;
     size_t n, cap;
-    bool barrier; /* assignments stay inside; look-ups go on */
 };
 
 struct tr_sink { /* where output goes: the answer, or a block of a set, macro or call */
@@ -212,7 +214,7 @@ struct tr_sink { /* where output goes: the answer, or a block of a set, macro or
 
 struct tr { /* one render */
     struct td_arena *arena;
-    struct tr_scope *scope, *globals;
+    struct tr_scope *scope;
     struct tr_sink *sink;
     struct tv *piped; /* what a block's first filter works on */
     uint64_t steps;
@@ -229,6 +231,8 @@ struct tv *tr__fail(struct tr *r, const char *fmt, ...) __attribute__((format(pr
 void *tr__alloc(struct tr *r, size_t bytes);
 /* One more expression or statement; false when the limit is reached. */
 bool tr__tick(struct tr *r);
+/* So many bytes were looked at or moved: 64 of them count as a step. */
+bool tr__work(struct tr *r, size_t bytes);
 
 struct tv *tv__new(struct tr *r, enum tv_type type);
 struct tv *tv__bool(struct tr *r, bool b);
@@ -241,13 +245,16 @@ struct tv *tv__list(struct tr *r);
 bool tv__append(struct tr *r, struct tv *list, struct tv *item);
 struct tv *tv__dict(struct tr *r);
 bool tv__put(struct tr *r, struct tv *dict, struct tv *key, struct tv *value);
+/* A key that is not there yet. */
+bool tv__add(struct tr *r, struct tv *dict, struct tv *key, struct tv *value);
 struct tv *tv__get(const struct tv *dict, const char *key, size_t n); /* NULL when absent */
 struct tv *tv__undefined(struct tr *r, const char *name);
 struct tv *tv__from_json(struct tr *r, const json_t *j);
 bool tv__truthy(const struct tv *v);
-bool tv__equal(const struct tv *a, const struct tv *b);
+/* Both count steps and stop (false, 2) at the limits. */
+bool tv__equal(struct tr *r, const struct tv *a, const struct tv *b);
 /* -1, 0, 1; 2 when they cannot be compared. */
-int tv__compare(const struct tv *a, const struct tv *b);
+int tv__compare(struct tr *r, const struct tv *a, const struct tv *b);
 /* str(v) as Python writes it. */
 struct tv *tv__to_str(struct tr *r, struct tv *v);
 const char *tv__type_name(const struct tv *v);
@@ -256,7 +263,7 @@ struct tv *tv__concat(struct tr *r, struct tv *a, struct tv *b);
 bool tv__number(const struct tv *v, double *out);
 /* The items a for loop would see, as a list; NULL after an error. */
 struct tv *tv__iterate(struct tr *r, struct tv *v);
-struct tv *tv__to_json(struct tr *r, struct tv *v, int indent);
+struct tv *tv__to_json(struct tr *r, struct tv *v, int indent, bool ascii);
 
 /* A string being built. */
 struct tb {
@@ -292,7 +299,7 @@ struct tv *tm__method(struct tr *r, struct tv *self, const char *name, const str
 bool tm__has(const struct tv *self, const char *name);
 struct tv *tm__function(struct tr *r, const char *name, const struct tv_args *args);
 bool tm__is_function(const char *name);
-struct tv *tr__call_macro(struct tr *r, const struct ts *macro, const struct tv_args *args);
+struct tv *tr__call_macro(struct tr *r, const struct tv *value, const struct tv_args *args);
 
 struct tv *tr__lookup(struct tr *r, const char *name);
 void tr__assign(struct tr *r, const char *name, struct tv *value);

@@ -8,12 +8,11 @@
 
 /* ---- scopes ---- */
 
-static struct tr_scope *push_scope(struct tr *r, bool barrier)
+static struct tr_scope *push_scope(struct tr *r)
 {
     struct tr_scope *s = tr__alloc(r, sizeof *s);
     if (s != NULL) {
         s->up = r->scope;
-        s->barrier = barrier;
         r->scope = s;
     }
     return s;
@@ -96,6 +95,7 @@ static void emit(struct tr *r, const struct tv_str *s)
         k->taint = t;
         k->cap = cap;
     }
+    r->steps += s->n / 64;
     if (s->n > 0) {
         memcpy(k->p + k->n, s->p, s->n);
         if (s->mixed != NULL) {
@@ -109,12 +109,16 @@ static void emit(struct tr *r, const struct tv_str *s)
 
 static void run(struct tr *r, const struct ts *s);
 
-/* Runs a body and returns what it wrote. */
+/* Runs a body in a scope of its own and returns what it wrote. */
 static struct tv *capture(struct tr *r, const struct ts *body)
 {
     struct tr_sink sink = {.up = r->sink};
+    struct tr_scope *scope = r->scope;
     r->sink = &sink;
-    run(r, body);
+    if (push_scope(r) != NULL) {
+        run(r, body);
+    }
+    r->scope = scope;
     r->sink = sink.up;
     struct tv *v = r->err == TD_OK ? tv__str(r, sink.p != NULL ? sink.p : "", sink.n, false) : NULL;
     if (v != NULL) {
@@ -154,7 +158,7 @@ static struct tv *filtered(struct tr *r, const struct ts *s, struct tv *items)
 {
     struct tv *out = tv__list(r);
     for (size_t i = 0; s->filter != NULL && out != NULL && i < items->list.n; i++) {
-        if (push_scope(r, true) == NULL || !bind_targets(r, s, items->list.v[i])) {
+        if (push_scope(r) == NULL || !bind_targets(r, s, items->list.v[i])) {
             return NULL;
         }
         struct tv *yes = tx__eval(r, s->filter);
@@ -168,7 +172,7 @@ static struct tv *filtered(struct tr *r, const struct ts *s, struct tv *items)
 
 static bool put_loop(struct tr *r, struct tv *loop, const char *name, struct tv *v)
 {
-    return tv__put(r, loop, tv__cstr(r, name), v);
+    return tv__add(r, loop, tv__cstr(r, name), v);
 }
 
 static struct tv *loop_value(struct tr *r, const struct tv *items, size_t i)
@@ -200,7 +204,7 @@ static void run_for(struct tr *r, const struct ts *s)
         return;
     }
     for (size_t i = 0; i < items->list.n && r->err == TD_OK; i++) {
-        if (push_scope(r, true) == NULL) {
+        if (push_scope(r) == NULL) {
             return;
         }
         tr__assign(r, "loop", loop_value(r, items, i));
@@ -248,20 +252,21 @@ static struct tv *macro_value(struct tr *r, const struct ts *s)
     struct tv *m = tv__new(r, TV_MACRO);
     if (m != NULL) {
         m->macro = s;
+        m->scope = r->scope;
     }
     return m;
 }
 
-struct tv *tr__call_macro(struct tr *r, const struct ts *macro, const struct tv_args *args)
+struct tv *tr__call_macro(struct tr *r, const struct tv *value, const struct tv_args *args)
 {
+    const struct ts *macro = value->macro;
     struct tr_scope *caller_scope = r->scope;
     struct tv *caller = tr__lookup(r, "caller");
     if (++r->depth > TD_TEMPLATE_MAX_DEPTH * 8) {
         return tr__fail(r, "macros call each other too deeply");
     }
-    /* A macro sees the template's own variables, not the caller's; a `caller` block sees where it stands. */
-    r->scope = strcmp(macro->name, "caller") == 0 ? r->scope : r->globals;
-    if (push_scope(r, true) == NULL) {
+    r->scope = value->scope; /* it sees the variables of where it stands, not the caller's */
+    if (push_scope(r) == NULL) {
         return NULL;
     }
     for (size_t i = 0; i < macro->n_names && r->err == TD_OK; i++) {
@@ -283,10 +288,14 @@ struct tv *tr__call_macro(struct tr *r, const struct ts *macro, const struct tv_
 
 static void run_call(struct tr *r, const struct ts *s)
 {
-    if (push_scope(r, true) == NULL) {
+    if (push_scope(r) == NULL) {
         return;
     }
-    tr__assign(r, "caller", macro_value(r, s));
+    struct tv *block = macro_value(r, s);
+    if (block != NULL) {
+        block->scope = r->scope->up;
+    }
+    tr__assign(r, "caller", block);
     struct tv *v = tx__eval(r, s->expr);
     pop_scope(r);
     v = v != NULL ? tv__to_str(r, v) : NULL;
@@ -465,9 +474,8 @@ td_err td_template_render(const struct td_template *t, const struct td_template_
     if (r.arena == NULL) {
         return TD_ERR_NO_MEMORY;
     }
-    if (push_scope(&r, true) != NULL) {
+    if (push_scope(&r) != NULL) {
         set_globals(&r, args);
-        r.globals = r.scope;
         run(&r, t->root);
     }
     td_err err = r.err;

@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include <utf8proc.h>
+
 #include "common/text/template_priv.h"
 
 struct tv *tr__fail(struct tr *r, const char *fmt, ...)
@@ -22,11 +24,23 @@ struct tv *tr__fail(struct tr *r, const char *fmt, ...)
 
 void *tr__alloc(struct tr *r, size_t bytes)
 {
-    void *p = r->err == TD_OK ? td_arena_alloc(r->arena, bytes) : NULL;
+    if (r->err != TD_OK) {
+        return NULL;
+    }
+    void *p = td_arena_alloc(r->arena, bytes);
     if (p == NULL) {
+        /* Refused by the arena's bound (chunks are at most twice what was asked for), or by the system? */
+        bool limit = td_arena_used(r->arena) + bytes > TD_TEMPLATE_MAX_MEMORY / 2;
         tr__fail(r, "the template needs too much memory for these messages");
+        r->err = limit ? TD_ERR_BAD_REQUEST : TD_ERR_NO_MEMORY;
     }
     return p;
+}
+
+bool tr__work(struct tr *r, size_t bytes)
+{
+    r->steps += bytes / 64;
+    return tr__tick(r);
 }
 
 bool tr__tick(struct tr *r)
@@ -138,16 +152,10 @@ struct tv *tv__dict(struct tr *r)
     return tv__new(r, TV_DICT);
 }
 
-bool tv__put(struct tr *r, struct tv *dict, struct tv *key, struct tv *value)
+bool tv__add(struct tr *r, struct tv *dict, struct tv *key, struct tv *value)
 {
     if (dict == NULL || key == NULL || value == NULL) {
         return false;
-    }
-    for (size_t i = 0; i < dict->dict.n; i++) {
-        if (tv__equal(dict->dict.v[i].key, key)) {
-            dict->dict.v[i].value = value;
-            return true;
-        }
     }
     if (dict->dict.n == dict->dict.cap) {
         size_t cap = dict->dict.cap == 0 ? 4 : dict->dict.cap * 2;
@@ -163,6 +171,20 @@ bool tv__put(struct tr *r, struct tv *dict, struct tv *key, struct tv *value)
     }
     dict->dict.v[dict->dict.n++] = (struct tv_pair){key, value};
     return true;
+}
+
+bool tv__put(struct tr *r, struct tv *dict, struct tv *key, struct tv *value)
+{
+    if (dict == NULL || key == NULL || value == NULL) {
+        return false;
+    }
+    for (size_t i = 0; i < dict->dict.n; i++) {
+        if (tv__equal(r, dict->dict.v[i].key, key)) {
+            dict->dict.v[i].value = value;
+            return true;
+        }
+    }
+    return r->err == TD_OK && tv__add(r, dict, key, value);
 }
 
 struct tv *tv__get(const struct tv *dict, const char *key, size_t n)
@@ -183,8 +205,8 @@ static struct tv *dict_from_json(struct tr *r, const json_t *j)
     json_t *value = NULL;
     json_object_foreach((json_t *)(uintptr_t)j, key, value)
     {
-        if (!tv__put(r, d, tv__str(r, key, strlen(key), true), tv__from_json(r, value))) {
-            return NULL;
+        if (!tv__add(r, d, tv__str(r, key, strlen(key), true), tv__from_json(r, value))) {
+            return NULL; /* keys of a JSON object are unique: no look-up */
         }
     }
     return d;
@@ -264,20 +286,22 @@ bool tv__number(const struct tv *v, double *out)
     return true;
 }
 
-static bool lists_equal(const struct tv *a, const struct tv *b)
+static bool equal(struct tr *r, const struct tv *a, const struct tv *b, unsigned depth);
+
+static bool lists_equal(struct tr *r, const struct tv *a, const struct tv *b, unsigned depth)
 {
     if (a->list.n != b->list.n) {
         return false;
     }
     for (size_t i = 0; i < a->list.n; i++) {
-        if (!tv__equal(a->list.v[i], b->list.v[i])) {
+        if (!equal(r, a->list.v[i], b->list.v[i], depth)) {
             return false;
         }
     }
     return true;
 }
 
-static bool dicts_equal(const struct tv *a, const struct tv *b)
+static bool dicts_equal(struct tr *r, const struct tv *a, const struct tv *b, unsigned depth)
 {
     if (a->dict.n != b->dict.n) {
         return false;
@@ -285,8 +309,8 @@ static bool dicts_equal(const struct tv *a, const struct tv *b)
     for (size_t i = 0; i < a->dict.n; i++) {
         bool found = false;
         for (size_t k = 0; k < b->dict.n && !found; k++) {
-            found = tv__equal(a->dict.v[i].key, b->dict.v[k].key) &&
-                    tv__equal(a->dict.v[i].value, b->dict.v[k].value);
+            found = equal(r, a->dict.v[i].key, b->dict.v[k].key, depth) &&
+                    equal(r, a->dict.v[i].value, b->dict.v[k].value, depth);
         }
         if (!found) {
             return false;
@@ -295,9 +319,24 @@ static bool dicts_equal(const struct tv *a, const struct tv *b)
     return true;
 }
 
-bool tv__equal(const struct tv *a, const struct tv *b)
+/* A template can nest lists as deep as it has steps, and share them: both are bounded here. */
+static bool may_descend(struct tr *r, unsigned depth)
+{
+    if (depth > TD_TEMPLATE_MAX_DEPTH * 2) {
+        tr__fail(r, "values too deep to compare");
+    }
+    return tr__tick(r);
+}
+
+static bool equal(struct tr *r, const struct tv *a, const struct tv *b, unsigned depth)
 {
     double x = 0, y = 0;
+    if (!may_descend(r, depth)) {
+        return false;
+    }
+    if (a->type == TV_INT && b->type == TV_INT) {
+        return a->i == b->i;
+    }
     if (tv__number(a, &x) && tv__number(b, &y)) {
         return x == y;
     }
@@ -309,11 +348,11 @@ bool tv__equal(const struct tv *a, const struct tv *b)
     case TV_NONE:
         return true;
     case TV_STR:
-        return a->s.n == b->s.n && memcmp(a->s.p, b->s.p, a->s.n) == 0;
+        return a->s.n == b->s.n && tr__work(r, a->s.n) && memcmp(a->s.p, b->s.p, a->s.n) == 0;
     case TV_LIST:
-        return lists_equal(a, b);
+        return lists_equal(r, a, b, depth + 1);
     case TV_DICT:
-        return dicts_equal(a, b);
+        return dicts_equal(r, a, b, depth + 1);
     case TV_BOOL:
     case TV_INT:
     case TV_FLOAT:
@@ -325,30 +364,48 @@ bool tv__equal(const struct tv *a, const struct tv *b)
     return a == b;
 }
 
-int tv__compare(const struct tv *a, const struct tv *b)
+bool tv__equal(struct tr *r, const struct tv *a, const struct tv *b)
+{
+    return equal(r, a, b, 0);
+}
+
+static int order(bool less, bool more)
+{
+    return less ? -1 : (more ? 1 : 0);
+}
+
+static int compare(struct tr *r, const struct tv *a, const struct tv *b, unsigned depth)
 {
     double x = 0, y = 0;
+    if (!may_descend(r, depth)) {
+        return 2;
+    }
+    if (a->type == TV_INT && b->type == TV_INT) {
+        return order(a->i<b->i, a->i> b->i);
+    }
     if (tv__number(a, &x) && tv__number(b, &y)) {
-        return x < y ? -1 : (x > y ? 1 : 0);
+        return order(x<y, x> y);
     }
     if (a->type == TV_STR && b->type == TV_STR) {
         size_t n = a->s.n < b->s.n ? a->s.n : b->s.n;
-        int c = memcmp(a->s.p, b->s.p, n);
-        if (c != 0) {
-            return c < 0 ? -1 : 1;
-        }
-        return a->s.n < b->s.n ? -1 : (a->s.n > b->s.n ? 1 : 0);
+        int c = tr__work(r, n) ? memcmp(a->s.p, b->s.p, n) : 0;
+        return c != 0 ? order(c<0, c> 0) : order(a->s.n<b->s.n, a->s.n> b->s.n);
     }
     if (a->type == TV_LIST && b->type == TV_LIST) {
         for (size_t i = 0; i < a->list.n && i < b->list.n; i++) {
-            int c = tv__compare(a->list.v[i], b->list.v[i]);
+            int c = compare(r, a->list.v[i], b->list.v[i], depth + 1);
             if (c != 0) {
                 return c;
             }
         }
-        return a->list.n < b->list.n ? -1 : (a->list.n > b->list.n ? 1 : 0);
+        return order(a->list.n<b->list.n, a->list.n> b->list.n);
     }
     return 2;
+}
+
+int tv__compare(struct tr *r, const struct tv *a, const struct tv *b)
+{
+    return compare(r, a, b, 0);
 }
 
 const char *tv__type_name(const struct tv *v)
@@ -398,6 +455,7 @@ bool tb__put_n(struct tb *b, const char *s, size_t n, bool tainted)
     if (!tb_room(b, n)) {
         return false;
     }
+    b->r->steps += n / 64;
     if (n > 0) {
         memcpy(b->p + b->n, s, n);
         memset(b->taint + b->n, tainted ? 1 : 0, n);
@@ -417,7 +475,7 @@ bool tb__add(struct tb *b, const struct tv_str *s)
     if (!tb__put_n(b, s->p, s->n, s->tainted)) {
         return false;
     }
-    if (s->mixed != NULL) {
+    if (s->mixed != NULL && s->n > 0) {
         memcpy(b->taint + at, s->mixed, s->n);
     }
     return true;
@@ -630,9 +688,30 @@ struct tv *tv__iterate(struct tr *r, struct tv *v)
 struct jw {
     struct tb b;
     int indent; /* < 0: one line */
+    bool ascii; /* everything else as \\uXXXX */
 };
 
 static bool json_value(struct jw *w, const struct tv *v, unsigned depth);
+
+/* The character at `at` as \\uXXXX, or as two of them; its bytes. */
+static size_t json_ascii(struct jw *w, const struct tv_str *s, size_t at, bool tainted)
+{
+    char esc[16];
+    utf8proc_int32_t cp = 0;
+    utf8proc_ssize_t n =
+        utf8proc_iterate((const utf8proc_uint8_t *)s->p + at, (utf8proc_ssize_t)(s->n - at), &cp);
+    if (n <= 0) {
+        cp = 0xfffd;
+        n = 1;
+    }
+    if (cp > 0xffff) {
+        unsigned c = (unsigned)cp - 0x10000;
+        (void)snprintf(esc, sizeof esc, "\\u%04x\\u%04x", 0xd800 | c >> 10, 0xdc00 | (c & 0x3ff));
+    } else {
+        (void)snprintf(esc, sizeof esc, "\\u%04x", (unsigned)cp);
+    }
+    return tb__put_n(&w->b, esc, strlen(esc), tainted) ? (size_t)n : 0;
+}
 
 static bool json_str(struct jw *w, const struct tv_str *s)
 {
@@ -640,6 +719,12 @@ static bool json_str(struct jw *w, const struct tv_str *s)
     for (size_t i = 0; ok && i < s->n; i++) {
         unsigned char c = (unsigned char)s->p[i];
         bool tainted = s->mixed != NULL ? s->mixed[i] != 0 : s->tainted;
+        if (w->ascii && c >= 0x80) {
+            size_t n = json_ascii(w, s, i, tainted);
+            ok = n > 0;
+            i += n > 0 ? n - 1 : 0;
+            continue;
+        }
         static const char from[] = "\n\r\t\b\f\\\"", to[] = "nrtbf\\\"";
         const char *k = c != 0 ? strchr(from, c) : NULL;
         char esc[8];
@@ -725,9 +810,9 @@ static bool json_value(struct jw *w, const struct tv *v, unsigned depth)
     return false;
 }
 
-struct tv *tv__to_json(struct tr *r, struct tv *v, int indent)
+struct tv *tv__to_json(struct tr *r, struct tv *v, int indent, bool ascii)
 {
-    struct jw w = {.indent = indent};
+    struct jw w = {.indent = indent, .ascii = ascii};
     tb__init(&w.b, r);
     return json_value(&w, v, 0) ? tb__done(&w.b) : NULL;
 }
