@@ -46,7 +46,7 @@ def clean(cl):
 
 
 def test_chat_and_completions_plain_and_streaming_agree():
-    with cluster() as cl:
+    with cluster(time_scale=1) as cl:
         r = call(cl, "chat", "chat_stream", "completion", "completion_stream", "completion_list")
         assert r["chat"]["text"] == r["chat_stream"]["text"] and r["chat"]["text"]
         assert r["chat"]["finish"] == r["chat_stream"]["finish"] == "length"
@@ -61,7 +61,7 @@ def test_chat_and_completions_plain_and_streaming_agree():
 
 
 def test_stop_seed_and_sampling_parameters_work():
-    with cluster() as cl:
+    with cluster(time_scale=1) as cl:
         r = call(cl, "stop", "seed", "choices")
         assert r["stop"]["finish"] == "stop" and r["stop"]["string"] not in r["stop"]["text"]
         assert r["stop"]["full"].startswith(r["stop"]["text"] + r["stop"]["string"])
@@ -71,7 +71,7 @@ def test_stop_seed_and_sampling_parameters_work():
 
 
 def test_request_ids_and_models_are_what_the_client_expects():
-    with cluster() as cl:
+    with cluster(time_scale=1) as cl:
         r = call(cl, "request_id", "models", "async_chat")
         assert r["request_id"] == {"sent": "from-the-client", "header": "from-the-client", "attribute": "from-the-client"}
         assert r["models"]["listed"] == ["tiny"] and r["models"]["retrieved"] == "tiny"
@@ -80,7 +80,7 @@ def test_request_ids_and_models_are_what_the_client_expects():
 
 
 def test_errors_arrive_as_the_clients_own_classes():
-    with cluster() as cl:
+    with cluster(time_scale=1) as cl:
         r = call(cl, "errors")["errors"]
         assert r["unknown_model"] == ["NotFoundError", 404, "model_not_found"]
         assert r["wrong_type"] == ["BadRequestError", 400, "bad_request"]
@@ -90,7 +90,7 @@ def test_errors_arrive_as_the_clients_own_classes():
 
 
 def test_keys_and_rate_limits_arrive_as_the_clients_own_classes():
-    with cluster(router=["--api-key-file", KEYS]) as cl:
+    with cluster(time_scale=1, router=["--api-key-file", KEYS]) as cl:
         r = call(cl, "wrong_key", OPENAI_API_KEY="guess")
         assert r["wrong_key"] == ["AuthenticationError", 401, "invalid_api_key"]
         assert call(cl, "chat", OPENAI_API_KEY="good")["chat"]["text"]
@@ -101,12 +101,12 @@ def test_keys_and_rate_limits_arrive_as_the_clients_own_classes():
 
 
 def test_a_cluster_without_a_prefill_node_is_an_internal_server_error_to_the_client():
-    with cluster(prefill=0) as cl:
+    with cluster(time_scale=1, prefill=0) as cl:
         assert call(cl, "no_node")["no_node"] == ["InternalServerError", 503, "no_ready_node"]
 
 
 def test_leaving_a_stream_frees_everything():
-    with cluster(node=["--fault", "step.pause=delay:us=10000"]) as cl:
+    with cluster(time_scale=1, node=["--fault", "step.pause=delay:us=10000"]) as cl:
         assert call(cl, "leave")["leave"]["seen"] >= 2
         clean(cl)
 

@@ -40,7 +40,7 @@ def one_request(*prefill_faults):
     """Runs the prompt once through 1P+1D; returns its timeline."""
     faults = ",".join(("step.layer.pause=delay:us=%d" % PAUSE_US,) + prefill_faults)
     args = ["--prefill-chunk", str(CHUNK_TOKENS), "--max-num-batched-tokens", str(CHUNK_TOKENS), "--fault", faults]
-    with cluster(1, 1, model=MODEL, prefill_args=args, node=["--log-level", "debug"]) as cl:
+    with cluster(1, 1, model=MODEL, time_scale=1, prefill_args=args, node=["--log-level", "debug"]) as cl:
         assert len(tokens_of(cl.router.port("http"), PROMPT, max_tokens=4, ignore_eos=True)) == 4
         wait_for(lambda: 'msg="pf_push"' in cl.nodes["prefill-0"].log(), 10, "the end on the prefill node")
         return Timeline(cl)

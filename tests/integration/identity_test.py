@@ -78,7 +78,8 @@ def test_over_tcp():
 
 
 def test_two_compute_threads_and_the_portable_kernels():
-    with cluster(1, 1, model=MODEL, prefill_args=["--isa", "portable"], decode_args=["--threads", "2"]) as cl:
+    # A layer of these kernels may take longer than a tenth of T_stall.
+    with cluster(1, 1, model=MODEL, time_scale=1, prefill_args=["--isa", "portable"], decode_args=["--threads", "2"]) as cl:
         check(all_tokens(cl.router.port("http"), 10))
 
 

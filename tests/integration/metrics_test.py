@@ -79,7 +79,7 @@ def expected(role, moves):
 
 
 def test_the_list_and_what_is_served_are_the_same():
-    with cluster() as cl:
+    with cluster(time_scale=1) as cl:
         for s in scrapes(cl):
             mine = {n: row[0] for n, row in LISTED.items() if s.role in row[1]}
             nodes = {n for n, row in LISTED.items() if row[1] != ["router"]}
@@ -90,7 +90,7 @@ def test_the_list_and_what_is_served_are_the_same():
 
 
 def test_everything_moves_after_one_request():
-    with cluster() as cl:
+    with cluster(time_scale=1) as cl:
         port = cl.router.port("http")
         assert chat(port, TEXT, max_tokens=6, ignore_eos=True).status == 200
         stuck = {}
@@ -112,7 +112,7 @@ def test_everything_moves_after_one_request():
 
 
 def test_the_figures_of_one_request_are_plausible():
-    with cluster() as cl:
+    with cluster(time_scale=1) as cl:
         start = time.monotonic()
         a = chat(cl.router.port("http"), TEXT, max_tokens=6, ignore_eos=True)
         took = time.monotonic() - start
@@ -137,7 +137,7 @@ def test_the_figures_of_one_request_are_plausible():
 
 def test_gauges_show_what_runs_and_waits():
     slow = ["--fault", "step.pause=delay:us=40000"]
-    with cluster(node=slow + ["--max-num-seqs", "1"], router=["--node-queue", "2"]) as cl:
+    with cluster(time_scale=1, node=slow + ["--max-num-seqs", "1"], router=["--node-queue", "2"]) as cl:
         port = cl.router.port("http")
         missing = {s.role: set(expected(s.role, "running")) for s in scrapes(cl)}
         assert all(missing.values())
@@ -219,7 +219,7 @@ FAILURES = [
 
 def test_error_counters_move_by_the_failure_they_name():
     for name, labels, where, provoke, options in FAILURES:
-        with cluster(**options) as cl:
+        with cluster(time_scale=1, **options) as cl:
             process = next(p for p in processes(cl) if p.name == where)
 
             def count():
@@ -237,7 +237,7 @@ def test_every_error_counter_is_provoked():
 
 
 def test_the_vllm_names_can_be_left_out():
-    with cluster(node=["--no-metrics-compat"]) as cl:
+    with cluster(time_scale=1, node=["--no-metrics-compat"]) as cl:
         text = cl.fetch(f"http://127.0.0.1:{cl.nodes['decode-0'].port('admin')}/metrics")
         assert "vllm:" not in text and "tandem_node_kv_blocks" in text
 

@@ -217,7 +217,7 @@ def haunt(ports):
 
 
 def test_strangers_on_the_control_port_are_turned_away():
-    with cluster() as cl:
+    with cluster(time_scale=1) as cl:
         with Asking(cl):
             haunt([n.port("control") for n in cl.nodes.values()])
         nobody_noticed(cl)
@@ -247,7 +247,7 @@ def listening_ports(pid):
 
 
 def test_strangers_on_the_data_port_are_survived():
-    with cluster(node=["--kv-transports", "tcp,self"]) as cl:
+    with cluster(time_scale=1, node=["--kv-transports", "tcp,self"]) as cl:
         ports = []
         for node in cl.nodes.values():
             known = {node.port("control"), node.port("admin")}
@@ -332,7 +332,7 @@ def slow_clients(port):
 
 
 def test_hostile_http_hurts_nobody_else():
-    with cluster() as cl:
+    with cluster(time_scale=1) as cl:
         port = cl.router.port("http")
         with Asking(cl):
             hold = slow_clients(port)
@@ -352,7 +352,7 @@ def test_hostile_http_hurts_nobody_else():
 
 
 def test_a_slow_head_is_cut_off_while_others_are_served():
-    with cluster() as cl, Asking(cl):
+    with cluster(time_scale=1) as cl, Asking(cl):
         s = socket.create_connection(("127.0.0.1", cl.router.port("http")), timeout=60)
         s.sendall(b"GET /health HTTP/1.1\r\nHo")
         out = s.recv(4096)  # the head's deadline: 10 s
@@ -361,7 +361,7 @@ def test_a_slow_head_is_cut_off_while_others_are_served():
 
 
 def test_hostile_http_on_the_admin_ports_hurts_nobody():
-    with cluster() as cl:
+    with cluster(time_scale=1) as cl:
         with Asking(cl):
             hold = []
             for p in [cl.router, *cl.nodes.values()]:
