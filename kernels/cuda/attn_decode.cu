@@ -276,10 +276,7 @@ TK_DEV void merge_loop(const args &a, const merge_area<D> &ma, uint32_t full, ui
         bar_wait(full, ph);
         ph ^= 1;
         combine_warps<D, G>(ma, a.group, t, r);
-        __syncwarp();
-        if (t % 32 == 0) {
-            bar_arrive(empty);
-        }
+        bar_arrive(empty); // every thread: racecheck does not follow one elected arrival per warp
         if (len <= TK_CHUNK_TOK) {
             write_out<D, G>(a.out + (size_t)seq * a.out_stride + (size_t)head * a.group * D,
                             a.group, t, r);
@@ -575,102 +572,112 @@ TK_DEV void append_newest(const args &a, uint32_t seq, uint32_t head, int pos, i
     __syncwarp();
 }
 
-template <int D, int STAGES>
-TK_DEV void compute_loop(const CUtensorMap *kv, const args &a, const merge_area<D> &ma,
-                         uint32_t ring, uint32_t bars, uint32_t full, uint32_t empty,
-                         uint32_t n_items)
+// What a compute warp needs to load pages: its walk, its ring and its barriers.
+struct feed {
+    cursor ld;
+    uint32_t issued, ring, bars, n_items;
+    uint64_t pol;
+    int warp, lane;
+};
+
+template <int D, int STAGES> TK_DEV void feed_page(feed &f, const CUtensorMap *kv, const args &a)
 {
     constexpr int STAGE = stage_bytes<D>();
-    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-    const uint64_t pol = evict_first();
-    cursor ld;
-    cursor_start(ld, a, n_items, warp, lane);
-    cursor_advance(ld, a, n_items, warp, lane);
-    uint32_t issued = 0, used = 0;
-    auto issue = [&]() {
-        const int32_t blk = __shfl_sync(~0u, ld.block, ld.page & 31);
-        if (lane == 0) {
-            const uint32_t st = issued % STAGES, bar = bars + 8 * st, dst = ring + st * STAGE;
-            const int head = (int)(ld.item % a.n_kv);
-            bar_expect(bar, STAGE);
-            tma_5d(dst, kv, bar, 0, 0, head, 0, blk, pol);
-        }
-        issued++;
-        ld.page++;
-        cursor_advance(ld, a, n_items, warp, lane);
-    };
-    // Old pages are complete whatever the kernel before us does; it may still be writing the newest token's, unless we
-    // do that ourselves.
-    while (issued < STAGES && ld.item < n_items &&
-           !(a.cos_sin == nullptr && ld.newest && ld.page == ld.n_pages - 1)) {
-        issue();
+    const int32_t blk = __shfl_sync(~0u, f.ld.block, f.ld.page & 31);
+    if (f.lane == 0) {
+        const uint32_t st = f.issued % STAGES, bar = f.bars + 8 * st;
+        bar_expect(bar, STAGE);
+        tma_5d(f.ring + st * STAGE, kv, bar, 0, 0, (int)(f.ld.item % a.n_kv), 0, blk, f.pol);
+    }
+    f.issued++;
+    f.ld.page++;
+    cursor_advance(f.ld, a, f.n_items, f.warp, f.lane);
+}
+
+// Fills the ring and waits for the kernel before us. Old pages are complete whatever that one does; it may still be writing
+// the newest token's, unless we do that ourselves.
+template <int D, int STAGES> TK_DEV void feed_start(feed &f, const CUtensorMap *kv, const args &a)
+{
+    cursor_start(f.ld, a, f.n_items, f.warp, f.lane);
+    cursor_advance(f.ld, a, f.n_items, f.warp, f.lane);
+    while (f.issued < STAGES && f.ld.item < f.n_items &&
+           !(a.cos_sin == nullptr && f.ld.newest && f.ld.page == f.ld.n_pages - 1)) {
+        feed_page<D, STAGES>(f, kv, a);
     }
     pdl_wait();
-    while (issued < STAGES && ld.item < n_items) {
-        issue();
+    while (f.issued < STAGES && f.ld.item < f.n_items) {
+        feed_page<D, STAGES>(f, kv, a);
     }
-    if (ld.item >= n_items) {
+    if (f.ld.item >= f.n_items) {
         pdl_launch();
     }
-    uint32_t entry = entry_of(a, blockIdx.x, n_items),
-             next = entry_of(a, blockIdx.x + gridDim.x, n_items);
-    uint32_t qf[D / 16][2], qn[D / 16][2];
+}
+
+template <int D> TK_DEV void state_clear(state<D> &st)
+{
+#pragma unroll
+    for (int i = 0; i < D / 16; i++) {
+        st.o[i][0] = st.o[i][1] = st.o[i][2] = st.o[i][3] = 0;
+    }
+    st.m[0] = st.m[1] = -INFINITY;
+    st.l[0] = st.l[1] = 0;
+}
+
+template <int D, int STAGES>
+TK_DEV void compute_loop(const CUtensorMap *kv, const args &a, const merge_area<D> &ma, feed &f,
+                         uint32_t full, uint32_t empty)
+{
+    constexpr int STAGE = stage_bytes<D>();
+    feed_start<D, STAGES>(f, kv, a);
+    uint32_t entry = entry_of(a, blockIdx.x, f.n_items),
+             next = entry_of(a, blockIdx.x + gridDim.x, f.n_items);
+    uint32_t qf[D / 16][2], qn[D / 16][2], used = 0, ph = 1;
     int len = __ldcg(a.lens + (entry >> 16)), len_next;
-    load_q<D>(qn, a, entry, blockIdx.x % a.n_kv, lane);
-    uint32_t ph = 1;
-    for (uint32_t item = blockIdx.x; item < n_items; item += gridDim.x) {
-        const int tok = min(len - (int)(entry & 0xffff) * TK_CHUNK_TOK, TK_CHUNK_TOK);
-        const int pages = (tok + TK_BLOCK_TOK - 1) / TK_BLOCK_TOK;
+    load_q<D>(qn, a, entry, blockIdx.x % a.n_kv, f.lane);
+    for (uint32_t item = blockIdx.x; item < f.n_items; item += gridDim.x) {
+        const int first = (int)(entry & 0xffff) * TK_CHUNK_TOK; // position of the chunk
+        const int tok = min(len - first, TK_CHUNK_TOK),
+                  pages = (tok + TK_BLOCK_TOK - 1) / TK_BLOCK_TOK;
 #pragma unroll
         for (int i = 0; i < D / 16; i++) {
             qf[i][0] = qn[i][0];
             qf[i][1] = qn[i][1];
         }
         if (a.cos_sin != nullptr) {
-            rotate_q<D>(qf, a.cos_sin + (size_t)(len - 1) * D, lane);
+            rotate_q<D>(qf, a.cos_sin + (size_t)(len - 1) * D, f.lane);
         }
         len_next = __ldcg(a.lens + (next >> 16));
-        load_q<D>(qn, a, next, (item + gridDim.x) % a.n_kv, lane);
+        load_q<D>(qn, a, next, (item + gridDim.x) % a.n_kv, f.lane);
         state<D> st;
-#pragma unroll
-        for (int i = 0; i < D / 16; i++) {
-            st.o[i][0] = st.o[i][1] = st.o[i][2] = st.o[i][3] = 0;
-        }
-        st.m[0] = st.m[1] = -INFINITY;
-        st.l[0] = st.l[1] = 0;
-        for (int p = warp; p < pages; p += WARPS) {
-            const uint32_t slot = used % STAGES;
-            bar_wait(bars + 8 * slot, (used / STAGES) & 1);
-            const int at =
-                (int)(entry & 0xffff) * TK_CHUNK_TOK + p * TK_BLOCK_TOK; // position of the page
-            if (a.cos_sin != nullptr && len - at <= TK_BLOCK_TOK) {
+        state_clear<D>(st);
+        for (int p = f.warp; p < pages; p += WARPS) {
+            const uint32_t slot = used % STAGES, page = f.ring + slot * STAGE;
+            const int left = tok - p * TK_BLOCK_TOK; // tokens from here to the chunk's end
+            bar_wait(f.bars + 8 * slot, (used / STAGES) & 1);
+            if (a.cos_sin != nullptr && first + tok == len && left <= TK_BLOCK_TOK) {
                 const uint32_t seq = entry >> 16;
-                append_newest<D>(
-                    a, seq, item % a.n_kv, len - 1,
-                    __ldcg(a.tables + (size_t)seq * a.table_stride + at / TK_BLOCK_TOK),
-                    ring + slot * STAGE, lane);
+                const uint32_t at = (uint32_t)first / TK_BLOCK_TOK + p;
+                append_newest<D>(a, seq, item % a.n_kv, len - 1,
+                                 __ldcg(a.tables + (size_t)seq * a.table_stride + at), page,
+                                 f.lane);
             }
-            page_step<D>(st, qf, ring + slot * STAGE, min(tok - p * TK_BLOCK_TOK, TK_BLOCK_TOK),
-                         lane, a.scale_log2);
+            page_step<D>(st, qf, page, min(left, TK_BLOCK_TOK), f.lane, a.scale_log2);
             used++;
             __syncwarp();
-            if (ld.item < n_items) {
-                issue();
-                if (ld.item >= n_items) {
+            if (f.ld.item < f.n_items) {
+                feed_page<D, STAGES>(f, kv, a);
+                if (f.ld.item >= f.n_items) {
                     pdl_launch(); // our last load is on its way: the next kernel may start filling its own ring
                 }
             }
         }
         bar_wait(empty, ph);
         ph ^= 1;
-        leave_state<D>(st, ma, a.group, warp, lane);
-        __syncwarp();
-        if (lane == 0) {
-            bar_arrive(full);
-        }
+        leave_state<D>(st, ma, a.group, f.warp, f.lane);
+        bar_arrive(full);
         entry = next;
         len = len_next;
-        next = entry_of(a, item + 2 * gridDim.x, n_items);
+        next = entry_of(a, item + 2 * gridDim.x, f.n_items);
     }
 }
 
@@ -694,16 +701,23 @@ __global__ void __launch_bounds__(THREADS, 2)
         for (int i = 0; i < WARPS * STAGES; i++) {
             bar_init(smem_u32(bars + i), 1);
         }
-        bar_init(full, WARPS);
-        bar_init(empty, WARPS);
+        bar_init(full, MERGERS);
+        bar_init(empty, MERGERS);
         bar_init_fence();
         tma_prefetch_map(&kv);
     }
     __syncthreads();
     const uint32_t n_items = __ldcg(a.plan) * a.n_kv;
     if (warp < WARPS) {
-        compute_loop<D, STAGES>(&kv, a, ma, base + warp * STAGES * STAGE,
-                                smem_u32(bars + warp * STAGES), full, empty, n_items);
+        feed f;
+        f.issued = 0;
+        f.ring = base + warp * STAGES * STAGE;
+        f.bars = smem_u32(bars + warp * STAGES);
+        f.n_items = n_items;
+        f.pol = evict_first();
+        f.warp = warp;
+        f.lane = threadIdx.x & 31;
+        compute_loop<D, STAGES>(&kv, a, ma, f, full, empty);
     } else {
         pdl_wait();
         merge_loop<D, G>(a, ma, full, empty, n_items);

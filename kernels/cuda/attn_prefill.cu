@@ -231,6 +231,15 @@ TK_DEV void softmax(float (&s)[64], rows_state &r, float (&f)[2], float scale)
 }
 
 // A score accumulator is the A operand of P V as it stands: k step t takes d[8 t + 2 i], d[8 t + 2 i + 1].
+// The products of P V run under the exponentials only if these come before the wait for them. ptxas moves the wait up
+// inside a basic block, so the block ends here: at a branch that depends on every exponential and is never taken.
+TK_DEV void softmax_first(const rows_state &r)
+{
+    if (__any_sync(~0u, r.l[0] + r.l[1] < 0.f)) {
+        asm volatile("nanosleep.u32 0;" ::: "memory");
+    }
+}
+
 TK_DEV void pack_p(uint32_t (&p)[32], const float (&s)[64])
 {
 #pragma unroll
@@ -349,6 +358,7 @@ TK_DEV void compute(const smem_map &sm, const args &a, int wg, int t)
                 mask_tile(s, j * KEYS, pos, lane);
             }
             softmax(s, r, f, a.scale_log2);
+            softmax_first(r);
             wg_wait<0>();
             release(sm.v_empty + 8 * vp.st, lane);
             vp.next();

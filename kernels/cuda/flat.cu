@@ -42,8 +42,8 @@ struct args {
 
 // Two rings: weights come from device memory, late and once; tokens from L2, soon and often.
 template <int N> struct shape {
-    static constexpr int W_STAGES = N == 64 ? 5 : 6;
-    static constexpr int X_STAGES = N >= 32 ? 3 : N == 16 ? 5 : 6;
+    static constexpr int W_STAGES = N == 64 ? 4 : 6;
+    static constexpr int X_STAGES = N == 64 ? 5 : N == 32 ? 3 : N == 16 ? 5 : 6;
     static constexpr int X_BYTES = N * 128;
     static constexpr int RINGS = W_STAGES * W_BYTES + X_STAGES * X_BYTES;
     static constexpr int SMEM = RINGS + 64 * 4 + 8 * 64 * 8 + (W_STAGES + X_STAGES) * 16;

@@ -10,6 +10,7 @@ void gpu_check_prefill(void);
 void gpu_check_pointwise(void);
 void gpu_check_model(void);
 void gpu_check_sample(void);
+void gpu_check_race(void);
 
 void gpu_bench_ceiling(void);
 void gpu_bench_flat(void);

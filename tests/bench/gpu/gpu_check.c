@@ -681,3 +681,15 @@ void gpu_check_pointwise(void)
     check_swiglu_kernel(7, 1536, false);
     check_swiglu_kernel(7, 14336, true);
 }
+
+/* Small enough for compute-sanitizer's racecheck. */
+void gpu_check_race(void)
+{
+    const int32_t lens[] = {300, 17};
+    const struct tk_chunk chunks[] = {{0, 130, 0, 0}, {130, 20, 100, 1}};
+    check_decode_shape(8, 2, 128, lens, 2, 0);
+    check_store(3, 256, 1024, false);
+    check_residual(33, 256, 2048);
+    check_swiglu(9, 512, 1024, 8);
+    check_prefill_batch(2, 1, chunks, 2);
+}

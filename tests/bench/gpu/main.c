@@ -15,6 +15,7 @@ static const struct part {
     {"check-prefill", gpu_check_prefill},
     {"check-sample", gpu_check_sample},
     {"check-model", gpu_check_model},
+    {"check-race", gpu_check_race},
     {"ceiling", gpu_bench_ceiling},
     {"flat", gpu_bench_flat},
     {"decode", gpu_bench_decode},
