@@ -115,7 +115,20 @@ static bool is_idle(void *arg)
     return rt_shell_idle(a->shell);
 }
 
-static const struct td_drain_ops drain_ops = {.begin = begin_drain, .idle = is_idle};
+static void say_bye(void *arg)
+{
+    struct app *a = arg;
+    rt_shell_bye(a->shell);
+}
+
+static bool is_gone(void *arg)
+{
+    const struct app *a = arg;
+    return rt_shell_gone(a->shell);
+}
+
+static const struct td_drain_ops drain_ops = {
+    .begin = begin_drain, .idle = is_idle, .bye = say_bye, .gone = is_gone};
 
 static td_err write_ports(const struct app *a)
 {

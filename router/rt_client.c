@@ -621,6 +621,22 @@ void rt__clients_sweep(struct rt_shell *s, int64_t now_us)
     }
 }
 
+void rt__clients_fail(struct rt_shell *s, td_err err, const char *text)
+{
+    struct rt_client *c = s->clients;
+    while (c != NULL) {
+        if (c->x == NULL) {
+            c = c->next;
+            continue;
+        }
+        c->hold++;
+        fail(c, err, text, NULL);
+        c->hold--;
+        free_if_over(c);
+        c = s->clients; /* from the start: others may have ended on the way */
+    }
+}
+
 void rt__clients_destroy(struct rt_shell *s)
 {
     while (s->clients != NULL) {

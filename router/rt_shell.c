@@ -186,8 +186,10 @@ static void on_lost(void *arg, uint64_t session, uint64_t peer_epoch, td_err rea
 {
     (void)session;
     struct rt_shell *s = arg;
-    TD_LOG(WARN, "session lost", "node=%016" PRIx64 " reason=%s text=\"%s\"", peer_epoch,
-           td_err_code(reason), text);
+    if (reason != TD_ERR_DRAINING) { /* else it has parted, which the link has logged */
+        TD_LOG(WARN, "session lost", "node=%016" PRIx64 " reason=%s text=\"%s\"", peer_epoch,
+               td_err_code(reason), text);
+    }
     node_lost(s, peer_epoch);
 }
 
@@ -368,6 +370,17 @@ void rt_shell_drain(struct rt_shell *s)
 bool rt_shell_idle(const struct rt_shell *s)
 {
     return s->n_clients == 0 && td_http_server_busy(s->http) == 0;
+}
+
+void rt_shell_bye(struct rt_shell *s)
+{
+    rt__clients_fail(s, TD_ERR_DRAINING, "this router stops");
+    td_link_nng_close(s->links, TD_ERR_DRAINING);
+}
+
+bool rt_shell_gone(const struct rt_shell *s)
+{
+    return td_link_nng_idle(s->links) && td_http_server_busy(s->http) == 0;
 }
 
 bool rt_shell_ready(const struct rt_shell *s)

@@ -53,6 +53,9 @@ uint16_t rt_shell_admin_port(const struct rt_shell *s);
 void rt_shell_drain(struct rt_shell *s);
 /* True when nothing runs and nothing is left to be written. */
 bool rt_shell_idle(const struct rt_shell *s);
+/* Ends what still runs with an error, then parts from the nodes; rt_shell_gone: all are told. */
+void rt_shell_bye(struct rt_shell *s);
+bool rt_shell_gone(const struct rt_shell *s);
 /* At least one usable pair. */
 bool rt_shell_ready(const struct rt_shell *s);
 

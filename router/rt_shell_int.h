@@ -69,6 +69,8 @@ void rt__client_token(const struct rt_action *a);
 void rt__client_end(const struct rt_action *a);
 /* Pings silent streams. */
 void rt__clients_sweep(struct rt_shell *s, int64_t now_us);
+/* Ends every answer still owed with an error. */
+void rt__clients_fail(struct rt_shell *s, td_err err, const char *text);
 void rt__clients_destroy(struct rt_shell *s);
 
 /* rt_http.c */

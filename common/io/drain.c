@@ -9,6 +9,7 @@
 #include "common/base/mem.h"
 
 #define DRAIN_POLL_US 20000
+#define PARTING_US    2000000
 
 struct td_drain {
     struct td_loop *loop; /* borrowed */
@@ -16,13 +17,34 @@ struct td_drain {
     int64_t limit_us, until_us; /* until: 0 before the first signal */
     const struct td_drain_ops *ops;
     void *arg;
+    bool parting;                  /* bye() was called; until_us is its end now */
     struct td_signal *term, *intr; /* owned */
     struct td_timer *timer;        /* owned */
 };
 
+static void part(struct td_drain *d)
+{
+    if (d->ops->bye == NULL) {
+        td_loop_stop(d->loop);
+        return;
+    }
+    d->parting = true;
+    d->until_us = td_now_us() + PARTING_US;
+    d->ops->bye(d->arg);
+    td_timer_set(d->timer, td_now_us());
+}
+
 static void on_timer(void *arg)
 {
     struct td_drain *d = arg;
+    if (d->parting) {
+        if (d->ops->gone(d->arg) || td_now_us() >= d->until_us) {
+            td_loop_stop(d->loop);
+        } else {
+            td_timer_set(d->timer, td_now_us() + DRAIN_POLL_US);
+        }
+        return;
+    }
     bool idle = d->ops->idle(d->arg);
     if (!idle && td_now_us() < d->until_us) {
         td_timer_set(d->timer, td_now_us() + DRAIN_POLL_US);
@@ -34,7 +56,7 @@ static void on_timer(void *arg)
         TD_LOG(WARN, "drain ended at its limit", "name=%s limit_us=%lld, cutting what runs",
                d->name, (long long)d->limit_us);
     }
-    td_loop_stop(d->loop);
+    part(d);
 }
 
 static void on_signal(void *arg)

@@ -1,7 +1,8 @@
 /* drain.h - the way out of a process: SIGTERM or SIGINT begins a drain, the loop stops when nothing runs any more.
  *
  * What: on the first signal it calls begin(), then asks idle() every 20 ms and stops the loop when it is true or the limit has
- * passed; a second signal stops the loop at once. Not: what draining means; that is begin()'s.
+ * passed, after parting words to the peers (bye(), then gone() every 20 ms, 2 s at most); a second signal stops the loop at
+ * once. Not: what draining means; that is begin()'s.
  * Owner: main(). Thread: loop. Failure: of creation only.
  */
 #ifndef TD_IO_DRAIN_H
@@ -16,6 +17,8 @@
 struct td_drain_ops {
     void (*begin)(void *arg);
     bool (*idle)(void *arg);
+    void (*bye)(void *arg); /* with gone, or both NULL */
+    bool (*gone)(void *arg);
 };
 
 struct td_drain;

@@ -343,5 +343,27 @@ void td_node_drain(struct td_node *n, int64_t limit_us)
 
 bool td_node_idle(const struct td_node *n)
 {
+    for (uint32_t i = 0; i < n->n_routers; i++) {
+        struct td_link_session_stats s;
+        if (td_link_session_stats(td_link_nng_core(n->links), n->routers[i].session, &s) &&
+            s.queued_bytes + s.unacked_bytes > 0) {
+            return false;
+        }
+    }
     return n->p.role->work_count(n->core) == 0;
+}
+
+void td_node_bye(struct td_node *n)
+{
+    struct nd_event ev = {.type = ND_EV_TICK};
+    td_link_nng_close(n->links, TD_ERR_DRAINING);
+    while (n->n_routers > 0) {
+        n->lost[n->n_lost++] = n->routers[--n->n_routers].epoch;
+    }
+    nd__event(n, &ev);
+}
+
+bool td_node_gone(const struct td_node *n)
+{
+    return td_link_nng_idle(n->links);
 }

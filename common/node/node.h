@@ -48,7 +48,10 @@ const char *td_node_control_url(const struct td_node *n);
 uint16_t td_node_admin_port(const struct td_node *n);
 /* Admits nothing new; what runs goes on until the limit. */
 void td_node_drain(struct td_node *n, int64_t limit_us);
-/* True when no work is known any more. */
+/* True when no work is known any more and the routers have taken every word about it. */
 bool td_node_idle(const struct td_node *n);
+/* Parts from the routers, so that they need not find out; td_node_gone: they have been told. */
+void td_node_bye(struct td_node *n);
+bool td_node_gone(const struct td_node *n);
 
 #endif

@@ -164,8 +164,11 @@ static void on_lost(void *arg, uint64_t session, uint64_t peer_epoch, td_err rea
                     const char *text)
 {
     (void)session;
-    TD_LOG(WARN, "router lost", "router=%016" PRIx64 " reason=%s text=\"%s\", ending its requests",
-           peer_epoch, td_err_code(reason), text);
+    if (reason != TD_ERR_DRAINING) { /* else it has parted, which the link has logged */
+        TD_LOG(WARN, "router lost",
+               "router=%016" PRIx64 " reason=%s text=\"%s\", ending its requests", peer_epoch,
+               td_err_code(reason), text);
+    }
     lose_router(arg, peer_epoch);
 }
 

@@ -143,7 +143,20 @@ static bool is_idle(void *arg)
     return td_node_idle(a->node) && (a->front == NULL || a->prog->front->idle(a->front));
 }
 
-static const struct td_drain_ops drain_ops = {.begin = begin_drain, .idle = is_idle};
+static void say_bye(void *arg)
+{
+    struct app *a = arg;
+    td_node_bye(a->node);
+}
+
+static bool is_gone(void *arg)
+{
+    const struct app *a = arg;
+    return td_node_gone(a->node);
+}
+
+static const struct td_drain_ops drain_ops = {
+    .begin = begin_drain, .idle = is_idle, .bye = say_bye, .gone = is_gone};
 
 /* ---- options that need a look ---- */
 

@@ -67,6 +67,39 @@ static void a_second_signal_stops_at_once(void **state)
     assert_int_equal(begun, 1);
 }
 
+static int byes, gone_asked;
+
+static void bye(void *arg)
+{
+    (void)arg;
+    byes++;
+}
+
+static bool gone(void *arg)
+{
+    (void)arg;
+    return ++gone_asked > 2;
+}
+
+static void parting_words_come_after_the_work_and_are_waited_for(void **state)
+{
+    (void)state;
+    static const struct td_drain_ops all = {begin, idle, bye, gone};
+    struct td_loop *loop = NULL;
+    struct td_drain *drain = NULL;
+    begun = asked = byes = gone_asked = 0;
+    idle_after = 1;
+    assert_int_equal(td_loop_create(&loop), TD_OK);
+    assert_int_equal(td_drain_create(loop, "t", 60000000, &all, NULL, &drain), TD_OK);
+    assert_int_equal(raise(SIGTERM), 0);
+    td_loop_run(loop);
+    assert_int_equal(asked, 2);
+    assert_int_equal(byes, 1);
+    assert_int_equal(gone_asked, 3);
+    td_drain_destroy(drain);
+    td_loop_destroy(loop);
+}
+
 static void creation_survives_failing_allocations(void **state)
 {
     struct td_loop *loop = NULL;
@@ -92,6 +125,7 @@ int main(void)
         cmocka_unit_test(the_loop_stops_when_nothing_runs_any_more),
         cmocka_unit_test(the_limit_ends_a_drain_that_does_not),
         cmocka_unit_test(a_second_signal_stops_at_once),
+        cmocka_unit_test(parting_words_come_after_the_work_and_are_waited_for),
         cmocka_unit_test(creation_survives_failing_allocations),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

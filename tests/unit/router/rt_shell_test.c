@@ -726,6 +726,33 @@ static void models_version_and_probes_answer(void **state)
     rig_hang_up(&c);
 }
 
+static bool is_gone(void *arg)
+{
+    return rt_shell_gone(((struct rig *)arg)->shell);
+}
+
+static void a_router_that_stops_ends_answers_with_an_error(void **state)
+{
+    struct rig *r = *state;
+    struct rig_client a = {0}, b = {0};
+    rig_start(r);
+    rig_post(r, &a, CHAT, "{" HI ",\"stream\":true}", "");
+    rig_say(r, rig_work(r, 0), "x");
+    rig_read(r, &a, "\"content\":\"x\"");
+    rig_post(r, &b, CHAT, "{" HI "}", "");
+    (void)rig_work(r, 1);
+    rt_shell_drain(r->shell);
+    rt_shell_bye(r->shell);
+    rig_until(r, is_gone, r, "parted");
+    assert_int_equal(rig_answer(r, &b), 503);
+    assert_non_null(strstr(b.got, "\"code\":\"draining\""));
+    rig_read(r, &a, "[DONE]");
+    assert_non_null(strstr(a.got, "\"code\":\"draining\""));
+    assert_int_equal(r->losts, 1); /* the node knows at once */
+    rig_hang_up(&a);
+    rig_hang_up(&b);
+}
+
 static void destruction_in_the_middle_of_everything_leaks_nothing(void **state)
 {
     struct rig *r = *state;
@@ -837,6 +864,7 @@ int main(void)
         TEST(a_request_id_that_could_break_a_log_is_replaced),
         TEST(the_admin_pages_show_nodes_and_requests),
         TEST(models_version_and_probes_answer),
+        TEST(a_router_that_stops_ends_answers_with_an_error),
         TEST(destruction_in_the_middle_of_everything_leaks_nothing),
         TEST(creation_fails_cleanly),
         TEST(the_front_of_a_node_is_the_same_shell),
