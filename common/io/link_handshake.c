@@ -153,7 +153,8 @@ static void on_challenge(struct td_link *l, struct link_conn *c, const struct li
         l->stats.bad_frames++;
         (void)snprintf(text, sizeof text, "the node does not know the secret that we call key '%s'",
                        c->key->id);
-        refuse(l, c, TD_ERR_PEER_AUTH, text); /* without a tag: the node sees that we cannot prove */
+        refuse(l, c, TD_ERR_PEER_AUTH,
+               text); /* without a tag: the node sees that we cannot prove */
         return;
     }
     c->peer_epoch = ch.epoch;

@@ -216,8 +216,8 @@ struct td_xfer {
     struct xf_recv *recvs, *recv_free; /* owned [XF_MAX_RECVS] */
     uint32_t strangers;                /* in peer_list */
     uint32_t inflight;                 /* requests and receives: a reason to spin */
-    uint32_t gated;  /* pushes that wait for the engine, counted by the last pump */
-    int64_t wake_us; /* earliest deadline seen by the last pump */
+    uint32_t gated;     /* pushes that wait for the engine, counted by the last pump */
+    int64_t wake_us;    /* earliest deadline seen by the last pump */
     uint32_t busy_arms; /* turns in a row without work in which UCX did not arm */
 };
 
