@@ -78,8 +78,7 @@ static void errors_and_what_is_not_json_are_failures(void **state)
 {
     (void)state;
     static const char *const say[] = {
-        "HTTP/1.1 404 Not Found\r\nContent-Length: 32\r\n\r\n{\"error\":{\"message\":\"no such\"}} "
-        " ",
+        "HTTP/1.1 404 Not Found\r\nContent-Length: 26\r\n\r\n{\"error\":{\"message\":\"no\"}}",
         "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello",
         "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n",
         "HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\nx",
