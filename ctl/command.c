@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "common/base/mem.h"
+#include "ctl/completion.h"
 
 #define SUMMARY "asks and checks a tandem cluster"
 
@@ -166,20 +167,42 @@ static enum ctl_exit refuse(const struct ctl_command *commands, size_t n, const 
     return CTL_USAGE;
 }
 
+static enum ctl_exit completion(const struct ctl_command *commands, size_t n, int argc, char **argv)
+{
+    if (argc != 3 || ctl_completion_print(commands, n, argv[2], stdout) != TD_OK) {
+        ctl_say("usage: tandemctl completion bash");
+        return CTL_USAGE;
+    }
+    return CTL_OK;
+}
+
+/* What is asked of tandemctl itself; false: a command. */
+static bool answered(const struct ctl_command *commands, size_t n, int argc, char **argv,
+                     enum ctl_exit *out_status)
+{
+    const char *first = argv[1];
+    *out_status = CTL_OK;
+    if (strcmp(first, "--help") == 0 || strcmp(first, "-h") == 0 || strcmp(first, "help") == 0) {
+        ctl_command_help(commands, n, stdout);
+    } else if (strcmp(first, "--version") == 0) {
+        (void)printf("tandemctl %s\n", TD_VERSION);
+    } else if (strcmp(first, "completion") == 0) {
+        *out_status = completion(commands, n, argc, argv);
+    } else {
+        return false;
+    }
+    return true;
+}
+
 enum ctl_exit ctl_command_run(const struct ctl_command *commands, size_t n, int argc, char **argv)
 {
+    enum ctl_exit status;
     if (argc < 2 || argc > CTL_MAX_ARGS) {
         ctl_command_help(commands, n, stderr);
         return CTL_USAGE;
     }
-    const char *first = argv[1];
-    if (strcmp(first, "--help") == 0 || strcmp(first, "-h") == 0 || strcmp(first, "help") == 0) {
-        ctl_command_help(commands, n, stdout);
-        return CTL_OK;
-    }
-    if (strcmp(first, "--version") == 0) {
-        (void)printf("tandemctl %s\n", TD_VERSION);
-        return CTL_OK;
+    if (answered(commands, n, argc, argv, &status)) {
+        return status;
     }
     for (size_t i = 0; i < n; i++) {
         int words = match(commands[i].words, argc - 1, argv + 1);
@@ -187,5 +210,5 @@ enum ctl_exit ctl_command_run(const struct ctl_command *commands, size_t n, int 
             return run_command(&commands[i], argc - 1 - words, argv + 1 + words);
         }
     }
-    return refuse(commands, n, first);
+    return refuse(commands, n, argv[1]);
 }
