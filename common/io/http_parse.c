@@ -8,6 +8,8 @@
 
 #include "common/base/assert.h"
 
+#define KEEP_BODY ((size_t)64 << 10) /* an idle connection holds no more than this */
+
 void td_http_parser_init(struct td_http_parser *p, const struct td_http_limits *limits)
 {
     memset(p, 0, sizeof *p);
@@ -28,6 +30,9 @@ void td_http_parser_next(struct td_http_parser *p)
     struct td_http_limits limits = p->limits;
     struct td_buf head = p->head, body = p->body;
     td_buf_clear(&head);
+    if (body.cap > KEEP_BODY) {
+        td_buf_fini(&body);
+    }
     td_buf_clear(&body);
     memset(p, 0, sizeof *p);
     p->limits = limits;

@@ -14,6 +14,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include <event2/buffer.h>
@@ -31,6 +32,8 @@
 #define OUTPUT_HIGH       (256u << 10) /* unsent answers: the next request waits for them */
 #define REQUESTS_PER_PASS 16           /* pipelined ones of one connection */
 #define LINGER_US         2000000
+#define ACCEPT_RETRY_US   100000
+#define MAX_FILES         65536
 
 enum conn_state {
     HC_READING,   /* a request, or the wait for one */
@@ -53,6 +56,7 @@ struct td_http_exchange {
     int64_t phase_since_us; /* of the head or body, or of the last write progress */
     uint64_t put_bytes;     /* ever written into the output buffer */
     uint64_t sent_seen;     /* of them gone out, when last looked at */
+    size_t body_bytes;      /* counted in the server's */
     bool unsent_seen;       /* something was waiting then */
     bool keep_alive, head_only, sent_continue, processing;
     void (*gone)(void *arg);
@@ -65,6 +69,8 @@ struct td_http_server {
     struct td_http_server_params p;
     char host[64];
     struct evconnlistener *listener; /* owned */
+    struct td_timer *accept_retry;   /* owned */
+    size_t body_bytes;               /* of requests not answered yet */
     struct td_http_exchange *conns, *dead;
     struct event *reaper; /* owned: frees dead connections outside of their callbacks */
     uint16_t port;
@@ -84,6 +90,7 @@ void td_http_server_defaults(struct td_http_server_params *p)
     p->write_stall_us = 30000000;
     p->min_body_rate = 1024;
     p->high_water = 1u << 20;
+    p->max_body_bytes = 512u << 20;
 }
 
 const char *td_http_status_text(int status)
@@ -132,9 +139,17 @@ static void unlink_conn(struct td_http_exchange *x)
     s->stats.open--;
 }
 
+/* The body grew, or is gone. */
+static void count_body(struct td_http_exchange *x, size_t now)
+{
+    x->server->body_bytes += now - x->body_bytes; /* wraps where it shrinks, and back */
+    x->body_bytes = now;
+}
+
 static void free_conn(struct td_http_exchange *x)
 {
     x->magic = 0;
+    count_body(x, 0);
     td_timer_destroy(x->timer);
     if (x->bev != NULL) {
         bufferevent_free(x->bev);
@@ -267,6 +282,7 @@ static void answered(struct td_http_exchange *x)
         return;
     }
     td_http_parser_next(&x->parser);
+    count_body(x, 0);
     x->state = HC_READING;
     x->sent_continue = false;
     td_timer_set(x->timer, td_now_us() + x->server->p.idle_us);
@@ -404,12 +420,16 @@ static void process_input(struct td_http_exchange *x)
         size_t used = td_http_parser_feed(&x->parser, v.iov_base, v.iov_len);
         x->server->stats.request_bytes += used;
         (void)evbuffer_drain(in, used);
+        count_body(x, x->parser.body.len);
         if (x->parser.phase == TD_HTTP_BROKEN) {
             x->server->stats.malformed++;
             answer_error(x, x->parser.err, x->parser.text);
         } else if (x->parser.phase == TD_HTTP_DONE) {
             served++;
             request_complete(x);
+        } else if (x->server->body_bytes > x->server->p.max_body_bytes) {
+            x->server->stats.malformed++;
+            answer_error(x, TD_ERR_OVERLOADED, "too many bytes of requests at once");
         } else {
             set_read_deadline(x, before);
             if (td_http_parser_wants_continue(&x->parser) && !x->sent_continue) {
@@ -594,6 +614,35 @@ static void on_accept(struct evconnlistener *l, evutil_socket_t fd, struct socka
     td_timer_set(x->timer, td_now_us() + s->p.head_deadline_us);
 }
 
+static void on_accept_retry(void *arg)
+{
+    struct td_http_server *s = arg;
+    if (s->listener != NULL) {
+        (void)evconnlistener_enable(s->listener);
+    }
+}
+
+/* Out of descriptors: the waiting connection stays, so without a pause this would come again at
+ * once, for ever. */
+static void on_accept_error(struct evconnlistener *l, void *arg)
+{
+    struct td_http_server *s = arg;
+    TD_LOG(WARN, "cannot accept a connection, trying again", "host=%s port=%u errno=%d (%s)",
+           s->host, (unsigned)s->port, errno, strerror(errno));
+    (void)evconnlistener_disable(l);
+    td_timer_set(s->accept_retry, td_now_us() + ACCEPT_RETRY_US);
+}
+
+/* Shells give 1024 descriptors, one for each client. */
+static void raise_file_limit(void)
+{
+    struct rlimit r;
+    if (getrlimit(RLIMIT_NOFILE, &r) == 0 && r.rlim_cur < MAX_FILES && r.rlim_cur < r.rlim_max) {
+        r.rlim_cur = r.rlim_max < MAX_FILES ? r.rlim_max : MAX_FILES;
+        (void)setrlimit(RLIMIT_NOFILE, &r);
+    }
+}
+
 static td_err resolve(const char *host, uint16_t port, struct sockaddr_storage *out, int *out_len)
 {
     struct sockaddr_in *v4 = (struct sockaddr_in *)(void *)out;
@@ -643,7 +692,12 @@ td_err td_http_server_create(const struct td_http_server_params *p,
     (void)snprintf(s->host, sizeof s->host, "%s", p->host);
     s->p.host = s->host;
     (void)signal(SIGPIPE, SIG_IGN);
+    raise_file_limit();
     struct event_base *base = td_loop_event_base(p->loop);
+    if (td_timer_create(p->loop, "http accept", on_accept_retry, s, &s->accept_retry) != TD_OK) {
+        td_http_server_destroy(s);
+        return TD_ERR_NO_MEMORY;
+    }
     s->reaper = event_new(base, -1, 0, reap, s);
     s->listener = evconnlistener_new_bind(
         base, on_accept, s, LEV_OPT_CLOSE_ON_FREE | LEV_OPT_REUSEABLE | LEV_OPT_CLOSE_ON_EXEC, 512,
@@ -655,6 +709,7 @@ td_err td_http_server_create(const struct td_http_server_params *p,
         return TD_ERR_ADDRESS;
     }
     s->port = bound_port(evconnlistener_get_fd(s->listener));
+    evconnlistener_set_error_cb(s->listener, on_accept_error);
     *out_server = s;
     return TD_OK;
 }
@@ -675,6 +730,7 @@ struct td_http_server *td_http_server_destroy(struct td_http_server *s)
         reap(-1, 0, s);
         event_free(s->reaper);
     }
+    td_timer_destroy(s->accept_retry);
     free(s);
     return NULL;
 }

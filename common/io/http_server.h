@@ -43,6 +43,7 @@ struct td_http_server_params {
     int64_t head_deadline_us, body_deadline_us, idle_us, write_stall_us;
     uint64_t min_body_rate; /* bytes per second, once body_deadline_us / 4 has passed; 0: off */
     size_t high_water;      /* unsent bytes of a stream */
+    size_t max_body_bytes;  /* of all unanswered requests together; beyond it: 429 */
     td_http_handler handler;
     void *arg;
     /* Body of an error the server itself answers with (malformed, too large, too slow): appends it.

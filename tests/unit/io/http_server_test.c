@@ -9,6 +9,7 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -75,6 +76,7 @@ static int setup(void **state)
     p.limits.max_body = 4096;
     p.high_water = 100000;
     p.head_deadline_us = 200000;
+    p.max_body_bytes = 6000;
     p.max_connections = 8;
     p.handler = handler;
     p.error_body = error_body;
@@ -205,6 +207,50 @@ static void errors_of_the_guard_are_json_and_close(void **state)
         assert_non_null(strstr(got, "Connection: close"));
         close(fd);
     }
+}
+
+static void bodies_are_bounded_together(void **state)
+{
+    (void)state;
+    static const char head[] = "POST /b HTTP/1.1\r\nHost: a\r\nContent-Length: 4000\r\n\r\n";
+    char body[4001];
+    memset(body, 'x', 4000);
+    body[4000] = 0;
+    int a = dial(), b = dial();
+    assert_int_equal(send(a, head, strlen(head), 0), strlen(head));
+    assert_int_equal(send(a, body, 3999, 0), 3999);
+    for (int i = 0; i < 20; i++) {
+        td_loop_run_once(loop, 1000);
+    }
+    assert_int_equal(send(b, head, strlen(head), 0), strlen(head));
+    assert_int_equal(send(b, body, 3999, 0), 3999);
+    assert_non_null(strstr(talk(b, NULL, NULL), "HTTP/1.1 429 "));
+    close(b);
+    assert_non_null(strstr(talk(a, "x", "/b"), "200 OK"));
+    assert_non_null(strstr(talk(a, GET("/again"), "/again"), "200 OK"));
+    close(a);
+    b = dial();
+    (void)send(b, head, strlen(head), 0);
+    assert_non_null(strstr(talk(b, body, "/b"), "200 OK"));
+    close(b);
+}
+
+static void without_a_descriptor_accepting_pauses(void **state)
+{
+    (void)state;
+    struct rlimit was, none;
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &was), 0);
+    int fd = dial();
+    none = was;
+    none.rlim_cur = (rlim_t)fd + 1; /* what is open stays open */
+    td_log_set_level(TD_LOG_ERROR);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+    for (int i = 0; i < 20; i++) {
+        td_loop_run_once(loop, 1000);
+    }
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &was), 0);
+    assert_non_null(strstr(talk(fd, GET("/late"), "/late"), "200 OK"));
+    close(fd);
 }
 
 static void continue_is_sent_before_the_body(void **state)
@@ -351,6 +397,8 @@ int main(void)
         T(a_pipelined_request_waits_for_a_slow_answer),
         T(a_client_that_reads_no_answer_gets_no_more_of_them),
         T(errors_of_the_guard_are_json_and_close),
+        T(bodies_are_bounded_together),
+        T(without_a_descriptor_accepting_pauses),
         T(continue_is_sent_before_the_body),
         T(a_stream_is_chunked_and_ends),
         T(a_stream_for_http_1_0_is_raw_and_ends_with_the_connection),
