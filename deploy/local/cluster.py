@@ -13,6 +13,10 @@ import urllib.error
 import urllib.request
 
 
+# Our own processes on loopback: a proxy of the environment has no part in this.
+open_url = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
+
+
 class ClusterError(Exception):
     pass
 
@@ -102,9 +106,9 @@ class Cluster:
         self.ports = options.get("ports", {})         # fixed ports of the router: http, admin
         self.folder = options.get("folder") or tempfile.mkdtemp(prefix="tandem-")
         self.key_file = os.path.join(self.folder, "cluster.key")
-        with open(self.key_file, "w", encoding="utf-8") as f:
+        fd = os.open(self.key_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with open(fd, "w", encoding="utf-8") as f:
             f.write(f"local {secrets.token_hex(24)}\n")
-        os.chmod(self.key_file, 0o600)
         self.nodes, self.router = {}, None
 
     def __enter__(self):
@@ -192,7 +196,7 @@ class Cluster:
         return f"http://127.0.0.1:{self.router.port('http')}{path}"
 
     def fetch(self, url, timeout=10.0):
-        with urllib.request.urlopen(url, timeout=timeout) as answer:
+        with open_url(url, timeout=timeout) as answer:
             return answer.read().decode()
 
     def admin(self, path):
@@ -221,7 +225,7 @@ def stream_chat(url, body, headers=None, timeout=600.0):
     request = urllib.request.Request(url + "/v1/chat/completions", json.dumps(body).encode(),
                                      dict({"Content-Type": "application/json"}, **(headers or {})))
     start = time.monotonic()
-    with urllib.request.urlopen(request, timeout=timeout) as answer:
+    with open_url(request, timeout=timeout) as answer:
         for line in answer:
             line = line.decode().rstrip("\n")
             if line.startswith("data: ") and line != "data: [DONE]":

@@ -80,7 +80,6 @@ curl -N {cluster.url()}/v1/chat/completions -H 'Content-Type: application/json' 
 
 Ctrl-C stops everything.""", flush=True)
         try:
-            signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
             while cluster.router.alive():
                 time.sleep(0.5)
             raise ClusterError("the router ended:\n" + cluster.router.log()[-2000:])
@@ -99,10 +98,14 @@ def main():
     p.add_argument("--decode", type=int, default=1)
     p.add_argument("--port", type=int, default=8000)
     args = p.parse_args()
+    for signo in (signal.SIGTERM, signal.SIGHUP):  # leave by the with blocks, which stop the processes
+        signal.signal(signo, lambda signo, _: sys.exit(0 if args.up else 128 + signo))
     try:
         (up if args.up else demo)(args)
-    except ClusterError as e:
+    except (ClusterError, OSError) as e:
         sys.exit(f"demo: {e}")
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 if __name__ == "__main__":
