@@ -72,21 +72,19 @@ td_err tk_kv_decode_map(const struct tk_kv_pool *pool, uint32_t layer, struct tk
  * entry of a sequence, then the entries, each seq << 16 | chunk. */
 size_t tk_plan_words(uint32_t max_seqs, uint32_t max_tokens_total);
 /* Fills a plan on the host. lens[i]: tokens of sequence i that are visible, its current one
- * included; 0 = no row. Returns the number of entries; TD_ERR_FULL through *out_err is never
- * needed: words is checked first. */
+ * included; 0 = no row. TD_ERR_FULL when the entries do not fit in words. */
 td_err tk_plan_host(const int32_t *lens, uint32_t n_seqs, uint32_t *out_words, size_t words,
                     uint32_t *out_entries);
-/* The same on the device, from lengths that live there. */
+/* The same on the device, from lengths that live there. A plan that does not fit is left empty: no row is computed. */
 td_err tk_plan_device(tk_stream s, const int32_t *lens, uint32_t n_seqs, uint32_t *out_words,
                       size_t words);
 
 /* With pdl the kernel starts while the one before it still runs, and reads plan, lens, tables and all KV pages but the one
  * of each sequence's newest token before that one has ended: those must not be its output. */
 struct tk_attn_decode {
-    const struct tk_map *kv; /* host copy of the pool's map */
-    const tk_bf16
-        *q;       /* [n_seqs][n_heads][head_dim], rows q_stride elements apart; already rotated */
-    tk_bf16 *out; /* [n_seqs][n_heads][head_dim], rows out_stride elements apart */
+    const struct tk_map *kv; /* host; tk_kv_decode_map of this layer */
+    const tk_bf16 *q;        /* [n_seqs][n_heads][head_dim], rows q_stride elements apart */
+    tk_bf16 *out;            /* [n_seqs][n_heads][head_dim], rows out_stride elements apart */
     const int32_t *lens;   /* [n_seqs] device */
     const int32_t *tables; /* [n_seqs][table_stride] device, block numbers */
     const uint32_t *plan;  /* device */
@@ -95,14 +93,17 @@ struct tk_attn_decode {
     const float *cos_sin;
     const struct tk_kv_pool *pool; /* host; only with cos_sin */
     uint32_t layer;                /* only with cos_sin */
-    void *scratch;                 /* tk_attn_decode_scratch() bytes, zeroed once at boot */
+    void *scratch;                 /* tk_attn_decode_scratch() bytes; counters zeroed once at boot */
     uint32_t n_seqs, n_heads, n_kv_heads, head_dim, table_stride, q_stride, out_stride;
-    uint32_t max_entries; /* capacity that scratch was sized for */
+    uint32_t max_entries; /* capacity that scratch was sized for; no plan may have more entries */
     float scale;          /* usually 1/sqrt(head_dim) */
     bool pdl;             /* start early behind the previous kernel of the stream */
 };
-size_t tk_attn_decode_scratch(uint32_t max_seqs, uint32_t n_kv_heads, uint32_t group,
-                              uint32_t head_dim, uint32_t max_entries);
+/* The counters come first and take tk_attn_decode_counters() bytes, whatever the number of sequences: launches of any
+ * n_seqs and max_entries may share a scratch buffer that is large enough, one after the other. */
+size_t tk_attn_decode_counters(uint32_t n_kv_heads);
+size_t tk_attn_decode_scratch(uint32_t n_kv_heads, uint32_t group, uint32_t head_dim,
+                              uint32_t max_entries);
 td_err tk_attn_decode(tk_stream s, const struct tk_attn_decode *a);
 
 /* ---- prefill attention: causal, paged, a ragged batch of chunks ---- */

@@ -708,6 +708,10 @@ __global__ void __launch_bounds__(THREADS, 2)
     }
     __syncthreads();
     const uint32_t n_items = __ldcg(a.plan) * a.n_kv;
+    if (n_items == 0) {
+        pdl_wait(); // who waits for us relies on everything before us too
+        return;
+    }
     if (warp < WARPS) {
         feed f;
         f.issued = 0;
@@ -751,7 +755,8 @@ __global__ void plan_kernel(const int32_t *lens, uint32_t n, uint32_t *plan, uin
         }
     }
     if (t == blockDim.x - 1) {
-        plan[0] = min(sum[t], cap);
+        plan[0] = sum[t] <= cap ? sum[t]
+                                : 0; // a list with holes would leave rows waiting for their chunks
     }
 }
 
@@ -760,22 +765,25 @@ __global__ void plan_kernel(const int32_t *lens, uint32_t n, uint32_t *plan, uin
 struct scratch_parts {
     size_t done, ml, o, total;
 };
-static scratch_parts scratch_layout(uint32_t max_seqs, uint32_t n_kv, uint32_t group, uint32_t d,
-                                    uint32_t entries)
+static scratch_parts scratch_layout(uint32_t n_kv, uint32_t group, uint32_t d, uint32_t entries)
 {
     scratch_parts p;
-    p.done = (size_t)max_seqs * n_kv * 4;
-    p.ml = (2 * p.done + 255) & ~(size_t)255;
-    p.o = p.ml + (size_t)entries * n_kv * MAX_G * sizeof(float2);
-    p.o = (p.o + 255) & ~(size_t)255;
+    p.done = (size_t)TK_MAX_SEQS * n_kv * 4;
+    p.ml = tk_attn_decode_counters(n_kv);
+    p.o = (p.ml + (size_t)entries * n_kv * MAX_G * sizeof(float2) + 255) & ~(size_t)255;
     p.total = p.o + (size_t)entries * n_kv * group * d * 4;
     return p;
 }
 
-extern "C" size_t tk_attn_decode_scratch(uint32_t max_seqs, uint32_t n_kv_heads, uint32_t group,
-                                         uint32_t head_dim, uint32_t max_entries)
+extern "C" size_t tk_attn_decode_counters(uint32_t n_kv_heads)
 {
-    return scratch_layout(max_seqs, n_kv_heads, group, head_dim, max_entries).total;
+    return (size_t)2 * TK_MAX_SEQS * n_kv_heads * 4;
+}
+
+extern "C" size_t tk_attn_decode_scratch(uint32_t n_kv_heads, uint32_t group, uint32_t head_dim,
+                                         uint32_t max_entries)
+{
+    return scratch_layout(n_kv_heads, group, head_dim, max_entries).total;
 }
 
 template <int D, int STAGES, int G>
@@ -824,8 +832,7 @@ extern "C" td_err tk_attn_decode(tk_stream s, const struct tk_attn_decode *p)
     a.q_stride = p->q_stride;
     a.out_stride = p->out_stride;
     a.scale_log2 = p->scale * 1.44269504088896f;
-    const scratch_parts sp =
-        scratch_layout(p->n_seqs, a.n_kv, a.group, p->head_dim, p->max_entries);
+    const scratch_parts sp = scratch_layout(a.n_kv, a.group, p->head_dim, p->max_entries);
     unsigned char *m = static_cast<unsigned char *>(p->scratch);
     a.count = reinterpret_cast<uint32_t *>(m);
     a.done = reinterpret_cast<uint32_t *>(m + sp.done);

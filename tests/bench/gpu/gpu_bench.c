@@ -181,7 +181,7 @@ static void bench_decode_case(uint32_t batch, uint32_t ctx)
     }
     const size_t words = tk_plan_words(batch, batch * ctx);
     const uint32_t cap = (uint32_t)words - 1 - TK_MAX_SEQS;
-    const size_t sb = tk_attn_decode_scratch(batch, HKV, HQ / HKV, DIM, cap);
+    const size_t sb = tk_attn_decode_scratch(HKV, HQ / HKV, DIM, cap);
     b.d = (struct tk_attn_decode){.q = gpu_random_bf16((size_t)batch * HQ * DIM, 1.f, 7),
                                   .out = gpu_alloc((size_t)batch * HQ * DIM * 2),
                                   .lens = gpu_upload(lens, batch * sizeof *lens),

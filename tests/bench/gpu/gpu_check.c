@@ -1,6 +1,7 @@
 /* Correctness of the CUDA operations on a device: float64 references over odd shapes, ragged batches, poisoned outputs
  * and pools, shuffled block tables; and bit-equality where the header promises it. */
 #include "tests/bench/gpu/gpu_cases.h"
+#include "tests/bench/gpu/gpu_kv.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -10,85 +11,8 @@
 #define TOL_ATTN 6e-3 /* P and the output are rounded to bf16 */
 #define TOL_FLAT 4e-3 /* the output is rounded to bf16 */
 
-/* A pool filled with NaN, into which n_seqs sequences of lens tokens are placed through a shuffled table. */
-struct kv_case {
-    struct tk_kv_pool pool;
-    struct tk_map map;
-    uint32_t n_seqs, stride;
-    int32_t *tables_h;
-    int32_t *tables, *lens;
-};
-
-static struct kv_case kv_make(const int32_t *lens, uint32_t n_seqs, uint32_t heads, uint32_t dim,
-                              uint32_t layers, uint32_t header, uint64_t seed)
-{
-    struct kv_case c;
-    uint32_t blocks = 0;
-    memset(&c, 0, sizeof c);
-    c.n_seqs = n_seqs;
-    for (uint32_t i = 0; i < n_seqs; i++) {
-        const uint32_t n = ((uint32_t)lens[i] + TK_BLOCK_TOK - 1) / TK_BLOCK_TOK;
-        blocks += n;
-        c.stride = n > c.stride ? n : c.stride;
-    }
-    c.stride += 3;
-    const uint32_t n_blocks = blocks + 7;
-    const size_t slice = tk_kv_slice_bytes(heads, dim, header);
-    c.pool = (struct tk_kv_pool){
-        gpu_alloc(slice * layers * n_blocks), n_blocks, layers, heads, dim, header, slice};
-    gpu_poison(c.pool.base, slice * layers * n_blocks);
-    int32_t *perm = malloc(n_blocks * sizeof *perm);
-    c.tables_h = malloc((size_t)n_seqs * c.stride * sizeof *c.tables_h);
-    if (perm == NULL || c.tables_h == NULL) {
-        exit(2);
-    }
-    gpu_shuffle(perm, (int32_t)n_blocks, seed);
-    uint32_t at = 0;
-    for (uint32_t i = 0; i < n_seqs; i++) {
-        for (uint32_t j = 0; j < c.stride; j++) {
-            const uint32_t n = ((uint32_t)lens[i] + TK_BLOCK_TOK - 1) / TK_BLOCK_TOK;
-            c.tables_h[i * c.stride + j] = j < n ? perm[at++] : -1;
-        }
-    }
-    free(perm);
-    c.tables = gpu_upload(c.tables_h, (size_t)n_seqs * c.stride * sizeof *c.tables_h);
-    c.lens = gpu_upload(lens, n_seqs * sizeof *lens);
-    TK(tk_kv_map(&c.pool, &c.map));
-    /* Tokens go in through tk_rope_kv's own writes in one case and here, row by row of a page, in the others. */
-    for (uint32_t l = 0; l < layers; l++) {
-        for (uint32_t i = 0; i < n_seqs; i++) {
-            const uint32_t n = ((uint32_t)lens[i] + TK_BLOCK_TOK - 1) / TK_BLOCK_TOK;
-            for (uint32_t j = 0; j < n; j++) {
-                const uint32_t tok = (uint32_t)lens[i] - j * TK_BLOCK_TOK;
-                unsigned char *p = (unsigned char *)c.pool.base +
-                                   (size_t)c.tables_h[i * c.stride + j] * slice * layers +
-                                   l * slice + header;
-                const size_t rows = tok < TK_BLOCK_TOK ? tok : TK_BLOCK_TOK;
-                if (rows == TK_BLOCK_TOK) {
-                    gpu_fill_bf16((tk_bf16 *)(void *)p, (size_t)2 * heads * TK_BLOCK_TOK * dim, 1.f,
-                                  seed + i * 977 + j);
-                    continue;
-                }
-                for (uint32_t h = 0; h < 2 * heads; h++) {
-                    gpu_fill_bf16((tk_bf16 *)(void *)(p + (size_t)h * TK_BLOCK_TOK * dim * 2),
-                                  rows * dim, 1.f, seed + i * 977 + j * 31 + h);
-                }
-            }
-        }
-    }
-    return c;
-}
-
-static void kv_drop(struct kv_case *c)
-{
-    gpu_free(c->pool.base);
-    gpu_free(c->tables);
-    gpu_free(c->lens);
-    free(c->tables_h);
-}
-
 /* Runs decode attention over sequences first .. first + n - 1 of the case. */
-static void run_decode(const struct kv_case *c, const tk_bf16 *q, tk_bf16 *out, uint32_t n_heads,
+static void run_decode(const struct gpu_kv *c, const tk_bf16 *q, tk_bf16 *out, uint32_t n_heads,
                        uint32_t layer, uint32_t first, uint32_t n, bool host_plan)
 {
     const uint32_t dim = c->pool.head_dim, kvh = c->pool.n_kv_heads;
@@ -107,10 +31,10 @@ static void run_decode(const struct kv_case *c, const tk_bf16 *q, tk_bf16 *out, 
         TK(tk_plan_device(NULL, c->lens + first, n, plan, words));
     }
     const uint32_t cap = (uint32_t)words - 1 - TK_MAX_SEQS;
-    const size_t sb = tk_attn_decode_scratch(n, kvh, n_heads / kvh, dim, cap);
+    const size_t sb = tk_attn_decode_scratch(kvh, n_heads / kvh, dim, cap);
     void *scratch = gpu_alloc(sb);
     gpu_poison(scratch, sb);
-    CU(cudaMemset(scratch, 0, (size_t)2 * n * kvh * 4)); /* the counters come first */
+    CU(cudaMemset(scratch, 0, tk_attn_decode_counters(kvh)));
     struct tk_map map;
     TK(tk_kv_decode_map(&c->pool, layer, &map));
     const struct tk_attn_decode a = {.kv = &map,
@@ -143,7 +67,7 @@ static void check_decode_shape(uint32_t heads, uint32_t kvh, uint32_t dim, const
                                uint32_t n, uint32_t header)
 {
     char name[128];
-    struct kv_case c = kv_make(lens, n, kvh, dim, 2, header, 11);
+    struct gpu_kv c = gpu_kv_make(lens, n, kvh, dim, 2, header, 11);
     const size_t elems = (size_t)n * heads * dim;
     tk_bf16 *q = gpu_random_bf16(elems, 1.f, 5), *out = gpu_alloc(elems * 2),
             *alone = gpu_alloc(elems * 2);
@@ -168,7 +92,7 @@ static void check_decode_shape(uint32_t heads, uint32_t kvh, uint32_t dim, const
     (void)snprintf(name, sizeof name, "decode %u/%u x %u: a row alone = in its batch", heads, kvh,
                    dim);
     (void)gpu_same_bits(name, out, alone, elems * 2);
-    kv_drop(&c);
+    gpu_kv_drop(&c);
     gpu_free(q);
     gpu_free(out);
     gpu_free(alone);
@@ -190,16 +114,6 @@ void gpu_check_decode(void)
 }
 
 /* ---- flat products ---- */
-static void ref_bf16(float *p, size_t n) /* host rounding of a float array to bf16 and back */
-{
-    for (size_t i = 0; i < n; i++) {
-        uint32_t u;
-        memcpy(&u, &p[i], 4);
-        u = (u + 0x7fff + ((u >> 16) & 1)) & 0xffff0000u;
-        memcpy(&p[i], &u, 4);
-    }
-}
-
 struct flat_case {
     struct tk_map w, x;
     tk_bf16 *wp, *xp;
@@ -448,7 +362,7 @@ void gpu_check_flat(void)
 }
 
 /* ---- prefill attention ---- */
-static void run_prefill(const struct kv_case *c, const tk_bf16 *q, uint32_t rows, tk_bf16 *out,
+static void run_prefill(const struct gpu_kv *c, const tk_bf16 *q, uint32_t rows, tk_bf16 *out,
                         uint32_t n_heads, uint32_t layer, const struct tk_chunk *chunks,
                         uint32_t n_chunks)
 {
@@ -489,7 +403,7 @@ static void check_prefill_batch(uint32_t heads, uint32_t kvh, const struct tk_ch
         lens[i] = chunks[i].pos0 + chunks[i].n;
         rows += (uint32_t)chunks[i].n;
     }
-    struct kv_case c = kv_make(lens, n, kvh, 128, 2, 0, 21);
+    struct gpu_kv c = gpu_kv_make(lens, n, kvh, 128, 2, 0, 21);
     const size_t elems = (size_t)rows * heads * 128;
     tk_bf16 *q = gpu_random_bf16(elems, 1.f, 6), *out = gpu_alloc(elems * 2);
     float *want = gpu_alloc(elems * 4);
@@ -507,7 +421,7 @@ static void check_prefill_batch(uint32_t heads, uint32_t kvh, const struct tk_ch
                  1.f / sqrtf(128.f), want);
     (void)snprintf(name, sizeof name, "prefill %u/%u, %u chunks, %u rows", heads, kvh, n, rows);
     (void)gpu_close(name, out, heads * 128, want, rows, heads * 128, TOL_ATTN);
-    kv_drop(&c);
+    gpu_kv_drop(&c);
     gpu_free(q), gpu_free(out), gpu_free(want), gpu_free(rr_dev);
     free(rr);
 }
@@ -515,7 +429,7 @@ static void check_prefill_batch(uint32_t heads, uint32_t kvh, const struct tk_ch
 static void check_chunked_equals_whole(void)
 {
     const int32_t len = 1500;
-    struct kv_case c = kv_make(&len, 1, 2, 128, 1, 0, 31);
+    struct gpu_kv c = gpu_kv_make(&len, 1, 2, 128, 1, 0, 31);
     const size_t elems = (size_t)len * 8 * 128;
     tk_bf16 *q = gpu_random_bf16(elems, 1.f, 6), *whole = gpu_alloc(elems * 2),
             *parts = gpu_alloc(elems * 2);
@@ -532,7 +446,7 @@ static void check_chunked_equals_whole(void)
     (void)gpu_same_bits("prefill: chunked = whole", whole, parts, elems * 2);
     run_prefill(&c, q, (uint32_t)len, parts, 8, 0, &all, 1);
     (void)gpu_same_bits("prefill: a run = its repetition", whole, parts, elems * 2);
-    kv_drop(&c);
+    gpu_kv_drop(&c);
     gpu_free(q), gpu_free(whole), gpu_free(parts);
 }
 
@@ -547,139 +461,6 @@ void gpu_check_prefill(void)
     check_prefill_batch(7, 7, b, 5);
     check_prefill_batch(32, 8, d, 1);
     check_chunked_equals_whole();
-}
-
-/* ---- pointwise ---- */
-static void check_rope(void)
-{
-    enum { ROWS = 37, HQ = 6, HKV = 2, DIM = 128, W = (HQ + 2 * HKV) * DIM, TOKS = 700 };
-    const int32_t lens[] = {TOKS, TOKS};
-    struct kv_case c = kv_make(lens, 2, HKV, DIM, 2, 128, 41);
-    tk_bf16 *qkv = gpu_random_bf16((size_t)ROWS * W, 1.f, 12), *before = malloc(ROWS * W * 2),
-            *after = malloc(ROWS * W * 2);
-    float *cs = malloc(TOKS * DIM * 4);
-    int32_t pos[ROWS], tab[ROWS];
-    gpu_download(before, qkv, ROWS * W * 2);
-    for (int i = 0; i < TOKS; i++) {
-        for (int j = 0; j < DIM / 2; j++) {
-            const double ang = i * pow(5e5, -2.0 * j / DIM);
-            cs[i * DIM + j] = (float)cos(ang);
-            cs[i * DIM + DIM / 2 + j] = (float)sin(ang);
-        }
-    }
-    for (int i = 0; i < ROWS; i++) {
-        pos[i] = i == 5 ? -1 : i * 18 + 3;
-        tab[i] = i & 1;
-    }
-    float *cs_dev = gpu_upload(cs, TOKS * DIM * 4);
-    int32_t *pos_dev = gpu_upload(pos, sizeof pos), *tab_dev = gpu_upload(tab, sizeof tab);
-    const struct tk_rope_kv a = {qkv, cs_dev, pos_dev, tab_dev, c.tables, &c.pool, ROWS,
-                                 HQ,  HKV,    DIM,     1,       c.stride, W,       false};
-    TK(tk_rope_kv(NULL, &a));
-    gpu_download(after, qkv, ROWS * W * 2);
-    double worst = 0;
-    for (int r = 0; r < ROWS; r++) {
-        for (int h = 0; h < HQ + 2 * HKV; h++) {
-            tk_bf16 got[DIM];
-            const tk_bf16 *src = before + r * W + h * DIM;
-            memcpy(got, after + r * W + h * DIM, sizeof got);
-            if (h >= HQ && pos[r] >= 0) {
-                const size_t blk =
-                    (size_t)
-                        c.tables_h[(uint32_t)tab[r] * c.stride + (uint32_t)pos[r] / TK_BLOCK_TOK];
-                gpu_download(
-                    got,
-                    (char *)c.pool.base + blk * c.pool.slice_bytes * 2 + c.pool.slice_bytes + 128 +
-                        ((size_t)(h - HQ) * TK_BLOCK_TOK + (size_t)pos[r] % TK_BLOCK_TOK) * DIM * 2,
-                    sizeof got);
-            }
-            for (int j = 0; j < DIM / 2; j++) {
-                float x = gpu_bf16_to_float(src[j]), y = gpu_bf16_to_float(src[j + DIM / 2]);
-                if (pos[r] >= 0 && h < HQ + HKV) {
-                    const float co = cs[pos[r] * DIM + j], si = cs[pos[r] * DIM + DIM / 2 + j],
-                                u = x * co - y * si;
-                    y = y * co + x * si;
-                    x = u;
-                }
-                const double e0 =
-                    fabs((double)(gpu_bf16_to_float(got[j]) - x)) / (fabs((double)x) + 0.01);
-                const double e1 = fabs((double)(gpu_bf16_to_float(got[j + DIM / 2]) - y)) /
-                                  (fabs((double)y) + 0.01);
-                worst = e0 <= worst ? worst : e0;
-                worst = e1 <= worst ? worst : e1;
-            }
-        }
-    }
-    gpu_expect("rope + KV write, shuffled blocks, header, skipped row", worst <= 4.1e-3);
-    gpu_free(qkv), gpu_free(cs_dev), gpu_free(pos_dev), gpu_free(tab_dev);
-    free(before), free(after), free(cs);
-    kv_drop(&c);
-}
-
-static void check_norm(uint32_t rows, uint32_t dim, bool add)
-{
-    char name[96];
-    const size_t n = (size_t)rows * dim;
-    tk_bf16 *h = gpu_random_bf16(n, 1.f, 1), *ad = gpu_random_bf16(n, 1.f, 2),
-            *g = gpu_random_bf16(dim, 1.f, 3);
-    tk_bf16 *out = gpu_alloc(n * 2), *hh = malloc(n * 2), *ah = malloc(n * 2),
-            *gh = malloc(dim * 2u);
-    float *want = malloc(n * 4);
-    gpu_download(hh, h, n * 2), gpu_download(ah, ad, n * 2), gpu_download(gh, g, dim * 2u);
-    gpu_poison(out, n * 2);
-    TK(tk_rmsnorm(NULL, h, add ? ad : NULL, g, out, rows, dim, 1e-5f));
-    for (uint32_t r = 0; r < rows; r++) {
-        double ss = 0;
-        for (uint32_t i = 0; i < dim; i++) {
-            float v = gpu_bf16_to_float(hh[(size_t)r * dim + i]) +
-                      (add ? gpu_bf16_to_float(ah[(size_t)r * dim + i]) : 0);
-            ref_bf16(&v, 1);
-            want[(size_t)r * dim + i] = v;
-            ss += (double)v * (double)v;
-        }
-        for (uint32_t i = 0; i < dim; i++) {
-            want[(size_t)r * dim + i] *=
-                (float)(1 / sqrt(ss / dim + 1e-5)) * gpu_bf16_to_float(gh[i]);
-        }
-    }
-    float *wd = gpu_upload(want, n * 4);
-    (void)snprintf(name, sizeof name, "rmsnorm %u x %u%s", rows, dim, add ? " + residual" : "");
-    (void)gpu_close(name, out, dim, wd, rows, dim, TOL_FLAT);
-    gpu_free(h), gpu_free(ad), gpu_free(g), gpu_free(out), gpu_free(wd);
-    free(hh), free(ah), free(gh), free(want);
-}
-
-static void check_swiglu_kernel(uint32_t rows, uint32_t ffn, bool inter)
-{
-    const size_t n = (size_t)rows * ffn;
-    tk_bf16 *gu = gpu_random_bf16(2 * n, 1.5f, 1), *out = gpu_alloc(n * 2), *h = malloc(4 * n);
-    float *want = malloc(n * 4);
-    gpu_download(h, gu, 4 * n);
-    gpu_poison(out, n * 2);
-    TK(tk_swiglu(NULL, gu, out, rows, ffn, inter));
-    for (uint32_t r = 0; r < rows; r++) {
-        for (uint32_t i = 0; i < ffn; i++) {
-            const tk_bf16 *row = h + (size_t)r * 2 * ffn;
-            const float g = gpu_bf16_to_float(inter ? row[i / 8 * 16 + i % 8] : row[i]);
-            const float u = gpu_bf16_to_float(inter ? row[i / 8 * 16 + 8 + i % 8] : row[ffn + i]);
-            want[(size_t)r * ffn + i] = g / (1.f + expf(-g)) * u;
-        }
-    }
-    float *wd = gpu_upload(want, n * 4);
-    (void)gpu_close(inter ? "swiglu, interleaved" : "swiglu, halves", out, ffn, wd, rows, ffn,
-                    TOL_FLAT);
-    gpu_free(gu), gpu_free(out), gpu_free(wd);
-    free(h), free(want);
-}
-
-void gpu_check_pointwise(void)
-{
-    check_rope();
-    check_norm(5, 4096, false);
-    check_norm(3, 576, true);
-    check_norm(9, 8192, true);
-    check_swiglu_kernel(7, 1536, false);
-    check_swiglu_kernel(7, 14336, true);
 }
 
 /* Small enough for compute-sanitizer's racecheck. */

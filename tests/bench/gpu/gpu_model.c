@@ -108,7 +108,7 @@ void gm_kv(struct gm *m, uint32_t seqs, uint32_t ctx_max)
     m->plan_cap = (uint32_t)m->plan_words - 1 - TK_MAX_SEQS;
     m->plan = gpu_alloc(m->plan_words * 4);
     const size_t sb =
-        tk_attn_decode_scratch(seqs, s->kv_heads, s->heads / s->kv_heads, s->dim, m->plan_cap);
+        tk_attn_decode_scratch(s->kv_heads, s->heads / s->kv_heads, s->dim, m->plan_cap);
     m->scratch = gpu_alloc(sb);
     CU(cudaMemset(m->scratch, 0, sb));
 }
