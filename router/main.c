@@ -12,6 +12,7 @@
 #include "common/io/drain.h"
 #include "common/io/link_keys.h"
 #include "common/io/loop.h"
+#include "router/rt_core.h"
 #include "router/rt_shell.h"
 
 struct options {
@@ -58,7 +59,7 @@ static const struct td_opt opts[] = {
         "lines 'key-id sha256 tenant priority-ceiling requests/s concurrent tokens/min'; empty: "
         "open to all",
         api_key_file),
-    OPT("max-concurrent-requests", INT, "4096", "", 1, 60000, NULL, BOOT,
+    OPT("max-concurrent-requests", INT, "4096", "", 1, RT_MAX_REQUESTS, NULL, BOOT,
         "requests known at once, waiting ones included", max_requests),
     OPT("queue-size", INT, "1024", "", 0, 60000, NULL, BOOT,
         "requests waiting in the router before 429", queue_size),

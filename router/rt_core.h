@@ -24,7 +24,10 @@
 #include "router/rt_nodes.h"
 #include "router/rt_place.h"
 
-#define RT_MAX_ACTIONS 16384
+/* Of one step. A lost node ends or replays all its requests at once, four actions each; a message
+ * of TD_WIRE_MAX_TOKENS_MSG tokens is seven each at worst. */
+#define RT_MAX_ACTIONS  131072
+#define RT_MAX_REQUESTS 16384 /* --max-concurrent-requests */
 
 struct rt_core_params {
     uint64_t epoch;           /* of this router process */

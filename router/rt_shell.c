@@ -116,8 +116,7 @@ void rt__shell_event(struct rt_shell *s, const struct rt_event *ev, uint64_t *ou
 void rt__shell_cancel(struct rt_shell *s, uint64_t counter, td_err reason)
 {
     if (s->stepping) {
-        TD_INSIST(s->n_cancels <
-                  RT_MAX_CANCELS); /* at most one a live choice: max_requests is below it */
+        TD_INSIST(s->n_cancels < RT_MAX_CANCELS); /* at most one a live choice */
         s->cancels[s->n_cancels].counter = counter;
         s->cancels[s->n_cancels++].reason = reason;
         return;
@@ -302,7 +301,7 @@ static td_err make_all(struct rt_shell *s)
 
 td_err rt_shell_create(const struct rt_shell_params *p, struct rt_shell **out_shell)
 {
-    TD_REQUIRE(p->n_served_names > 0 && p->max_requests < RT_MAX_CANCELS);
+    TD_REQUIRE(p->n_served_names > 0 && p->max_requests <= RT_MAX_REQUESTS);
     struct rt_shell *s = td_zalloc(1, sizeof *s);
     if (s == NULL) {
         return TD_ERR_NO_MEMORY;

@@ -17,7 +17,7 @@
 #include "router/rt_shell.h"
 #include "router/rt_worker.h"
 
-#define RT_MAX_CANCELS 65536
+#define RT_MAX_CANCELS RT_MAX_REQUESTS /* a choice asks once */
 
 struct rt_client;
 
