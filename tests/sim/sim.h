@@ -42,11 +42,14 @@
 #define SIM_MAX_SESSIONS 16u
 #define SIM_MAX_FAULTS   12u
 #define SIM_MAX_OLD      16u
+#define SIM_MAX_DEATHS   32u
 #define SIM_WINDOW       4u
 #define SIM_MAX_EVENTS   2000000u
 #define SIM_MS           ((int64_t)1000)
 #define SIM_SECOND       ((int64_t)1000000)
 #define SIM_T_CLEAN      (45 * SIM_SECOND) /* failures.md part 1 */
+#define SIM_T_EXIT       (2 * SIM_SECOND)  /* 1 s, and 1 s of grace */
+#define SIM_T_DEAD       (21 * SIM_SECOND) /* 10 s of silence, 10 s without a connection, and 1 s */
 #define SIM_NOBODY       UINT32_MAX
 
 enum sim_kind { SIM_ROUTER, SIM_PREFILL, SIM_DECODE };
@@ -76,6 +79,7 @@ enum sim_ev_type {
     SIM_EV_FAULT,  /* a = fault */
     SIM_EV_HEAL,   /* a = fault */
     SIM_EV_TIDY,   /* a = request: no node may know it any more */
+    SIM_EV_AUDIT,  /* who still counts on the dead? */
     SIM_EV_TYPES
 };
 
@@ -317,7 +321,16 @@ struct sim_fault {
     uint32_t a, b; /* processes */
     int64_t at_us, for_us;
     uint32_t life; /* of a, when it began */
-    bool over;
+    bool begun, over;
+    enum td_wire_type on; /* strikes when a node says this for the n-th time; NONE: at its time */
+    uint32_t nth;
+};
+
+struct sim_death {
+    uint64_t epoch;
+    int64_t at_us;
+    uint32_t proc;
+    bool quick; /* its kernel has told everybody who could hear */
 };
 
 struct sim_old { /* a message of the data plane that may come again */
@@ -346,6 +359,9 @@ struct sim {
     uint32_t n_reqs, n_ended;
     struct sim_fault faults[SIM_MAX_FAULTS];
     uint32_t n_faults, n_over;
+    struct sim_death deaths[SIM_MAX_DEATHS];
+    uint32_t n_deaths;
+    bool smooth;      /* no path is slow or cut in this seed */
     int64_t quiet_us; /* last end of a request or of a fault */
     struct sim_old old[SIM_MAX_OLD];
     uint32_t n_old;
@@ -411,6 +427,7 @@ void sim_node_info(const struct sim *s, const struct sim_proc *p, struct td_buf 
 void sim_node_check(struct sim *s, struct sim_proc *p);
 /* Whether the core still knows any attempt of the request. */
 bool sim_node_knows(struct sim_proc *p, uint64_t router_epoch, uint64_t counter);
+void sim_node_audit(struct sim *s, struct sim_proc *p);
 void sim_node_check_idle(struct sim *s, struct sim_proc *p);
 
 /* ---- sim_engine.c ---- */
@@ -491,6 +508,8 @@ void sim_router_message(struct sim *s, struct sim_proc *p, uint64_t epoch,
                         const struct td_wire_msg *m, td_err err);
 void sim_router_arm(struct sim *s, struct sim_proc *p);
 void sim_router_check(struct sim *s, struct sim_proc *p);
+/* Nobody counts on a process that has been dead for T_dead. */
+void sim_router_audit(struct sim *s, struct sim_proc *p);
 void sim_router_check_idle(struct sim *s, struct sim_proc *p);
 /* The client's side. */
 void sim_client_event(struct sim *s, const struct sim_ev *ev);
@@ -500,12 +519,18 @@ void sim_client_check_end(struct sim *s);
 /* ---- sim_plan.c: the seed's cluster, requests and faults ---- */
 void sim_plan(struct sim *s);
 void sim_fault_event(struct sim *s, const struct sim_ev *ev);
+/* A node says something: a fault may have waited for that. */
+void sim_fault_moment(struct sim *s, const struct sim_proc *p, enum td_wire_type said);
 const char *sim_fault_name(enum sim_fault_kind k);
 
 /* ---- sim_run.c ---- */
 void sim_proc_start(struct sim *s, struct sim_proc *p);
 /* Kills it. silent: nobody is told. */
 void sim_proc_crash(struct sim *s, struct sim_proc *p, bool silent);
+/* How long the process of this epoch has been dead, not counting time that `p` itself was stopped; 0:
+ * it lives. */
+int64_t sim_dead_for(const struct sim *s, const struct sim_proc *p, uint64_t epoch,
+                     bool *out_quick);
 void sim_proc_stall(struct sim *s, struct sim_proc *p);
 void sim_proc_cont(struct sim *s, struct sim_proc *p);
 

@@ -94,6 +94,7 @@ static void trace_command(struct sim *s, const struct sim_proc *p, const struct 
                                        "pushes",   "cancels push", "closes"};
     if (a->cmd.type == TD_XFER_SEND) {
         trace_message(s, p, "tells", a->cmd.epoch, a->msg);
+        sim_fault_moment(s, p, a->msg->type);
         return;
     }
     sim_trace(s, "%s %s: peer %016" PRIx64 " land %" PRIx64 " push %" PRIx64 " blocks %u", p->name,
@@ -119,6 +120,7 @@ static void carry_out(struct sim *s, struct sim_proc *p)
         switch (a->type) {
         case ND_DO_SEND:
             trace_message(s, p, "says", a->router_epoch, a->msg);
+            sim_fault_moment(s, p, a->msg->type);
             hear(s, p, a->msg);
             send(s, p, a->router_epoch, a->msg);
             break;
@@ -411,6 +413,23 @@ void sim_node_check(struct sim *s, struct sim_proc *p)
     }
     if (sum != n->info.n_blocks) {
         sim_fail(s, "%s: block states sum to %u of %u", p->name, sum, n->info.n_blocks);
+    }
+}
+
+void sim_node_audit(struct sim *s, struct sim_proc *p)
+{
+    struct nd_wait w[MAX_WAITS];
+    uint32_t count = p->node->ops->waits(p->node->core, w, MAX_WAITS);
+    for (uint32_t i = 0; i < count; i++) {
+        bool quick = false;
+        int64_t dead = sim_dead_for(s, p, w[i].id.router_epoch, &quick);
+        /* What only waits for its step or its fence is over already; a stashed table holds nothing. */
+        bool live = strncmp(w[i].what, "its step", 8) != 0 && strncmp(w[i].what, "a table", 7) != 0;
+        if (live && dead > (SIM_T_DEAD)) {
+            sim_fail(s, "%s still works (\"%s\") for a router dead for %.3f s", p->name, w[i].what,
+                     (double)dead / 1e6);
+            return;
+        }
     }
 }
 

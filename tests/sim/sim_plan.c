@@ -191,6 +191,14 @@ static void plan_fault(struct sim *s, struct sim_fault *f, enum sim_fault_kind k
 {
     *f = (struct sim_fault){.kind = kind};
     f->at_us = sim_between(s, 300 * SIM_MS, window);
+    if (sim_chance(s, 3)) { /* close to a moment that matters, at the latest at the end */
+        static const enum td_wire_type moments[] = {
+            TD_WIRE_TABLE,  TD_WIRE_RECORD, TD_WIRE_TAKEN,     TD_WIRE_ABORT,
+            TD_WIRE_TOKENS, TD_WIRE_END,    TD_WIRE_CANCEL_ACK};
+        f->on = moments[sim_below(s, sizeof moments / sizeof moments[0])];
+        f->nth = 1 + (uint32_t)sim_below(s, 30);
+        f->at_us = window;
+    }
     f->for_us = sim_between(s, 100 * SIM_MS, 6 * SIM_SECOND);
     f->a = pick_node(s);
     f->b = pick(s, SIM_ROUTER);
@@ -401,9 +409,40 @@ static void heal(struct sim *s, struct sim_fault *f)
     }
 }
 
+/* Whom the moment belongs to, if the fault can strike it. */
+static void aim(struct sim_fault *f, const struct sim_proc *p)
+{
+    bool of_node = f->kind == SIM_F_CRASH || f->kind == SIM_F_CRASH_SILENT ||
+                   f->kind == SIM_F_STALL || f->kind == SIM_F_STALL_LONG ||
+                   f->kind == SIM_F_RESET || f->kind == SIM_F_CUT || f->kind == SIM_F_CUT_LONG ||
+                   f->kind == SIM_F_DRAIN || f->kind == SIM_F_MSG_DROP;
+    if (of_node) {
+        f->a = p->index;
+    }
+}
+
+void sim_fault_moment(struct sim *s, const struct sim_proc *p, enum td_wire_type said)
+{
+    for (uint32_t i = 0; i < s->n_faults; i++) {
+        struct sim_fault *f = &s->faults[i];
+        if (f->begun || f->on != said || f->nth == 0 || --f->nth > 0) {
+            continue;
+        }
+        aim(f, p);
+        sim_post(s, (struct sim_ev){.at = s->now + sim_between(s, 0, 2 * SIM_MS),
+                                    .type = SIM_EV_FAULT,
+                                    .proc = SIM_NOBODY,
+                                    .a = i});
+    }
+}
+
 void sim_fault_event(struct sim *s, const struct sim_ev *ev)
 {
     struct sim_fault *f = &s->faults[ev->a];
+    if (ev->type == SIM_EV_FAULT && f->begun) {
+        return;
+    }
+    f->begun = true;
     sim_trace(s, "fault %u %s: %s a=%s b=%s for %.3f s", (unsigned)ev->a,
               ev->type == SIM_EV_HEAL ? "ends" : "begins", names[f->kind], s->procs[f->a].name,
               s->procs[f->b].name, (double)f->for_us / 1e6);
@@ -433,8 +472,11 @@ void sim_plan(struct sim *s)
     s->n_faults = s->calm ? 0 : 5 + (uint32_t)sim_below(s, SIM_MAX_FAULTS - 4);
     enum sim_fault_kind kinds[SIM_FAULTS];
     uint32_t n_kinds = plan_kinds(s, kinds);
+    s->smooth = true;
     for (uint32_t i = 0; i < s->n_faults; i++) {
         plan_fault(s, &s->faults[i], kinds[sim_below(s, n_kinds)], window + SIM_SECOND);
+        enum sim_fault_kind k = s->faults[i].kind;
+        s->smooth = s->smooth && k != SIM_F_DELAY && k != SIM_F_CUT && k != SIM_F_CUT_LONG;
         sim_post(s,
                  (struct sim_ev){
                      .at = s->faults[i].at_us, .type = SIM_EV_FAULT, .proc = SIM_NOBODY, .a = i});

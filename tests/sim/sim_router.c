@@ -365,6 +365,20 @@ void sim_router_check(struct sim *s, struct sim_proc *p)
     }
 }
 
+void sim_router_audit(struct sim *s, struct sim_proc *p)
+{
+    const struct rt_nodes *ns = rt_core_nodes(p->rt);
+    for (uint32_t i = 0, seen = 0; i < RT_MAX_NODES && seen < ns->count; i++) {
+        bool quick = false;
+        int64_t dead = sim_dead_for(s, p, ns->list[i].epoch, &quick);
+        seen += ns->list[i].epoch != 0;
+        if (dead > (quick ? SIM_T_EXIT : SIM_T_DEAD)) {
+            sim_fail(s, "%s still counts on %s, dead for %.3f s", p->name, ns->list[i].name,
+                     (double)dead / 1e6);
+        }
+    }
+}
+
 void sim_router_check_idle(struct sim *s, struct sim_proc *p)
 {
     struct rt_request_view v;

@@ -47,7 +47,40 @@ void sim_proc_crash(struct sim *s, struct sim_proc *p, bool silent)
 {
     sim_trace(s, "%s dies%s", p->name, silent ? ", its host too" : "");
     p->silent = silent;
+    s->deaths[s->n_deaths++ % SIM_MAX_DEATHS] =
+        (struct sim_death){p->epoch, s->now, p->index, !silent};
     stop(s, p);
+}
+
+int64_t sim_dead_for(const struct sim *s, const struct sim_proc *p, uint64_t epoch, bool *out_quick)
+{
+    for (uint32_t i = 0; i < SIM_MAX_DEATHS; i++) {
+        const struct sim_death *d = &s->deaths[i];
+        const struct sim_proc *heir = &s->procs[d->proc];
+        if (d->epoch == epoch && epoch != 0) {
+            int64_t since = d->at_us > p->cont_us ? d->at_us : p->cont_us;
+            /* Who dials the address is refused, or answered by the next life if that runs. */
+            bool answers = heir->up ? !heir->stalled : !heir->silent;
+            *out_quick = d->quick && s->smooth && answers && heir->cont_us <= since;
+            return s->now - since;
+        }
+    }
+    return 0;
+}
+
+/* Twice a second everybody is asked. */
+static void audit(struct sim *s)
+{
+    for (uint32_t i = 0; i < s->n_procs && !s->failed; i++) {
+        struct sim_proc *p = &s->procs[i];
+        if (p->up && !p->stalled && p->kind == SIM_ROUTER) {
+            sim_router_audit(s, p);
+        } else if (p->up && !p->stalled) {
+            sim_node_audit(s, p);
+        }
+    }
+    sim_post(
+        s, (struct sim_ev){.at = s->now + 500 * SIM_MS, .type = SIM_EV_AUDIT, .proc = SIM_NOBODY});
 }
 
 void sim_proc_stall(struct sim *s, struct sim_proc *p)
@@ -128,6 +161,7 @@ static void dispatch(struct sim *s, struct sim_proc *p, struct sim_ev *ev)
     case SIM_EV_FAULT:
     case SIM_EV_HEAL:
     case SIM_EV_TIDY:
+    case SIM_EV_AUDIT:
     case SIM_EV_TYPES:
         sim_fail(s, "an event of the world came to %s", p->name);
         break;
@@ -155,6 +189,9 @@ static void world_event(struct sim *s, const struct sim_ev *ev)
 {
     if (ev->type == SIM_EV_FAULT || ev->type == SIM_EV_HEAL) {
         sim_fault_event(s, ev);
+    } else if (ev->type == SIM_EV_AUDIT) {
+        audit(s);
+        return;
     } else {
         sim_client_event(s, ev);
     }
@@ -304,6 +341,7 @@ struct sim_result sim_run(uint64_t seed, bool verbose)
     for (uint32_t i = 0; i < s->n_procs; i++) {
         sim_proc_start(s, &s->procs[i]);
     }
+    audit(s);
     loop(s);
     if (!s->failed) {
         check_end(s);
