@@ -341,6 +341,10 @@ void rt__client_token(const struct rt_action *a)
         return;
     }
     td_err err = take_text(ch, a);
+    if (err == TD_ERR_BAD_REQUEST) {
+        fail(c, TD_ERR_SEQ_FAILED, "a node sent a token outside of the vocabulary", NULL);
+        return;
+    }
     if (err != TD_OK) {
         fail(c, err, "the answer does not fit into memory", NULL);
         return;
@@ -602,22 +606,34 @@ void rt__client_start(struct rt_shell *s, struct td_http_exchange *x, bool chat,
     }
 }
 
+static void ping(struct rt_client *c, int64_t now_us)
+{
+    bool wants =
+        c->x != NULL && !c->at_worker && !c->failed && c->job != NULL && c->job->api.stream;
+    if (wants && now_us - c->written_us >= c->shell->p.ping_us) {
+        start_stream(c);
+        if (td_buf_puts(&c->event, ": ping\n\n") == TD_OK) {
+            (void)send_event(c);
+        }
+    }
+}
+
+/* Each is held one turn ahead: a client lost while it is written to may end others. */
 void rt__clients_sweep(struct rt_shell *s, int64_t now_us)
 {
-    struct rt_client *next = NULL;
-    for (struct rt_client *c = s->clients; c != NULL; c = next) {
-        next = c->next;
-        bool wants =
-            c->x != NULL && !c->at_worker && !c->failed && c->job != NULL && c->job->api.stream;
-        if (wants && s->p.ping_us > 0 && now_us - c->written_us >= s->p.ping_us) {
-            c->hold++;
-            start_stream(c);
-            if (td_buf_puts(&c->event, ": ping\n\n") == TD_OK) {
-                (void)send_event(c);
-            }
-            c->hold--;
-            free_if_over(c);
+    struct rt_client *c = s->p.ping_us > 0 ? s->clients : NULL;
+    if (c != NULL) {
+        c->hold++;
+    }
+    while (c != NULL) {
+        ping(c, now_us);
+        struct rt_client *next = c->next;
+        if (next != NULL) {
+            next->hold++;
         }
+        c->hold--;
+        free_if_over(c);
+        c = next;
     }
 }
 

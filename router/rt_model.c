@@ -127,6 +127,10 @@ td_err rt_model_open(const struct rt_model_params *p, struct rt_model **out_mode
     if (p->max_model_len != 0 && p->max_model_len < m->max_model_len) {
         m->max_model_len = p->max_model_len;
     }
+    if (p->n_names > TD_COUNT(m->names)) {
+        TD_LOG(WARN, "too many served names", "n=%u max=%zu, the rest is not served", p->n_names,
+               TD_COUNT(m->names));
+    }
     for (uint32_t i = 0; i < p->n_names && i < TD_COUNT(m->names); i++) {
         m->names[m->n_names++] = p->names[i];
     }
@@ -161,8 +165,8 @@ bool rt_model_serves(const struct rt_model *m, const char *name)
 /* ---- encoding ---- */
 
 static td_err encode(const struct rt_model *m, struct td_text_tokenizer *tok,
-                     const struct td_text_encode_args *args, int32_t **out_ids, uint32_t *out_n,
-                     struct rt_api_error *error)
+                     const struct td_text_encode_args *args, const char *param, int32_t **out_ids,
+                     uint32_t *out_n, struct rt_api_error *error)
 {
     /* The encoder stops at `limit`, so more than the context is never written. */
     size_t n = 0, bound = td_text_encode_bound(args), most = (size_t)m->max_model_len + 8;
@@ -173,14 +177,14 @@ static td_err encode(const struct rt_model *m, struct td_text_tokenizer *tok,
     }
     td_err err = td_text_tokenizer_encode(tok, args, ids, cap, &n);
     if (err == TD_ERR_CONTEXT_LENGTH || (err == TD_OK && (n > cap || n > m->max_model_len))) {
-        return say(error, TD_ERR_CONTEXT_LENGTH, "messages",
+        return say(error, TD_ERR_CONTEXT_LENGTH, param,
                    "the prompt is longer than the model's context of %u tokens", m->max_model_len);
     }
     if (err != TD_OK) {
         return say(error, err, "", "the prompt cannot be tokenised: %s", td_err_text(err));
     }
     if (n == 0) {
-        return say(error, TD_ERR_BAD_REQUEST, "prompt", "the prompt has no tokens");
+        return say(error, TD_ERR_BAD_REQUEST, param, "the prompt has no tokens");
     }
     *out_n = (uint32_t)n;
     *out_ids = TD_STEAL(ids);
@@ -218,7 +222,7 @@ static td_err encode_chat(const struct rt_model *m, struct td_text_tokenizer *to
     }
     struct td_text_encode_args enc = {
         .segs = out.segs, .n_segs = out.n_segs, .limit = m->max_model_len};
-    err = encode(m, tok, &enc, out_ids, out_n, error);
+    err = encode(m, tok, &enc, "messages", out_ids, out_n, error);
     td_template_output_fini(&out);
     return err;
 }
@@ -259,7 +263,7 @@ td_err rt_model_encode(const struct rt_model *m, struct td_text_tokenizer *tok,
                                       .n_segs = 1,
                                       .add_bos = r->add_special && td_text_vocab_adds_bos(m->vocab),
                                       .limit = m->max_model_len};
-    return encode(m, tok, &enc, out_ids, out_n, error);
+    return encode(m, tok, &enc, "prompt", out_ids, out_n, error);
 }
 
 static td_err check_ids(const struct rt_model *m, const struct td_sampling_params *s,

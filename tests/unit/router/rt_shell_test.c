@@ -726,6 +726,20 @@ static void models_version_and_probes_answer(void **state)
     rig_hang_up(&c);
 }
 
+static void a_token_outside_of_the_vocabulary_is_the_nodes_fault(void **state)
+{
+    struct rig *r = *state;
+    struct rig_client c = {0};
+    rig_start(r);
+    rig_post(r, &c, CHAT, "{" HI "}", "");
+    struct rig_work *w = rig_work(r, 0);
+    rig_token(r, w, (int32_t)td_text_vocab_size(r->model->vocab), TD_FINISH_NONE);
+    assert_int_equal(rig_answer(r, &c), 502);
+    assert_non_null(strstr(c.got, "sequence_failed"));
+    rig_cancelled(r, w);
+    rig_hang_up(&c);
+}
+
 static bool is_gone(void *arg)
 {
     return rt_shell_gone(((struct rig *)arg)->shell);
@@ -864,6 +878,7 @@ int main(void)
         TEST(a_request_id_that_could_break_a_log_is_replaced),
         TEST(the_admin_pages_show_nodes_and_requests),
         TEST(models_version_and_probes_answer),
+        TEST(a_token_outside_of_the_vocabulary_is_the_nodes_fault),
         TEST(a_router_that_stops_ends_answers_with_an_error),
         TEST(destruction_in_the_middle_of_everything_leaks_nothing),
         TEST(creation_fails_cleanly),
