@@ -10,6 +10,7 @@
 #include "common/base/mem.h"
 #include "common/io/xfer_measure.h"
 #include "ctl/log_reason.h"
+#include "ctl/port_owner.h"
 
 #define SLICE_BYTES  65536u
 #define SLICES       16u
@@ -66,29 +67,28 @@ static int try_listen(const struct addrinfo *ai)
     return error;
 }
 
-static void judge_port(struct ctl_report *r, const char *check, const char *host, int error,
-                       bool asked)
+static void say_in_use(struct ctl_report *r, const char *check, const char *port, bool asked)
 {
-    switch (error) {
-    case 0:
+    char owner[64];
+    ctl_port_owner((uint16_t)strtol(port, NULL, 10), owner, sizeof owner);
+    bool ours = strncmp(owner, "tandem-", 7) == 0;
+    ctl_report_add(r, asked ? CTL_V_FAIL : CTL_V_WARN, check,
+                   "stop what listens there (ss -ltnp), or choose another port", "in use%s%s%s",
+                   owner[0] != 0 ? " by " : "", owner, ours ? ": a cluster runs here" : "");
+}
+
+static void judge_port(struct ctl_report *r, const char *check, const char *host, int error)
+{
+    if (error == 0) {
         ctl_report_add(r, CTL_V_OK, check, NULL, "free");
-        break;
-    case EADDRINUSE:
-        ctl_report_add(r, asked ? CTL_V_FAIL : CTL_V_WARN, check,
-                       "stop what listens there (ss -ltnp), or choose another port", "in use%s",
-                       asked ? "" : ", perhaps by a running cluster");
-        break;
-    case EACCES:
+    } else if (error == EACCES) {
         ctl_report_add(r, CTL_V_FAIL, check, "choose a port above 1023", "not permitted");
-        break;
-    case EADDRNOTAVAIL:
+    } else if (error == EADDRNOTAVAIL) {
         ctl_report_add(r, CTL_V_FAIL, check, "see `ip address` for the addresses of this host",
                        "%s is no address of this host", host);
-        break;
-    default:
+    } else {
         ctl_report_add(r, CTL_V_FAIL, check, "choose another address", "%s",
                        strerrordesc_np(error));
-        break;
     }
 }
 
@@ -107,8 +107,13 @@ void ctl_doctor_port(struct ctl_report *r, const char *address, bool asked)
         ctl_report_add(r, CTL_V_FAIL, check, "check the name", "%s", gai_strerror(rc));
         return;
     }
-    judge_port(r, check, host, try_listen(found), asked);
+    int error = try_listen(found);
     freeaddrinfo(found);
+    if (error == EADDRINUSE) {
+        say_in_use(r, check, port, asked);
+    } else {
+        judge_port(r, check, host, error);
+    }
 }
 
 /* ---- the data plane ---- */

@@ -252,6 +252,7 @@ def test_the_doctor_fails_with_a_remedy_for_what_is_wrong():
     for check, remedy in (("model file", "SHA-256"), (f"port 127.0.0.1:{PORT}", "ss -ltnp")):
         at = next(i for i, line in enumerate(lines) if line.startswith("FAIL") and check in line)
         assert "-> " in lines[at + 1] and remedy in lines[at + 1], lines[at + 1]
+    assert f"in use by tandem-router (pid {SHARED.router.proc.pid}): a cluster runs here" in out, out
     assert lines[-1].endswith("2 failed") and err == "", (lines[-1], err)
     out, _ = ctl("doctor", "--kv-device", "nosuch0", "--kv-transports", "tcp", "--listen", "127.0.0.1:0", status=FAILED)
     assert "no such device" in out and "--kv-device" in out, out
