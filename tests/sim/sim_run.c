@@ -52,16 +52,25 @@ void sim_proc_crash(struct sim *s, struct sim_proc *p, bool silent)
     stop(s, p);
 }
 
+/* Who dialed the address since then was refused, or answered by a later life: nobody had to wait. */
+static bool answered(const struct sim *s, const struct sim_death *d, int64_t since)
+{
+    const struct sim_proc *heir = &s->procs[d->proc];
+    bool now = heir->up ? !heir->stalled : !heir->silent;
+    for (uint32_t i = 0; i < SIM_MAX_DEATHS; i++) {
+        now = now && (s->deaths[i].epoch == 0 || s->deaths[i].proc != d->proc ||
+                      s->deaths[i].at_us < d->at_us || s->deaths[i].quick);
+    }
+    return now && s->smooth && heir->cont_us <= since;
+}
+
 int64_t sim_dead_for(const struct sim *s, const struct sim_proc *p, uint64_t epoch, bool *out_quick)
 {
     for (uint32_t i = 0; i < SIM_MAX_DEATHS; i++) {
         const struct sim_death *d = &s->deaths[i];
-        const struct sim_proc *heir = &s->procs[d->proc];
         if (d->epoch == epoch && epoch != 0) {
             int64_t since = d->at_us > p->cont_us ? d->at_us : p->cont_us;
-            /* Who dials the address is refused, or answered by the next life if that runs. */
-            bool answers = heir->up ? !heir->stalled : !heir->silent;
-            *out_quick = d->quick && s->smooth && answers && heir->cont_us <= since;
+            *out_quick = answered(s, d, since);
             return s->now - since;
         }
     }
