@@ -628,7 +628,7 @@ static void on_accept_error(struct evconnlistener *l, void *arg)
 {
     struct td_http_server *s = arg;
     TD_LOG(WARN, "cannot accept a connection, trying again", "host=%s port=%u errno=%d (%s)",
-           s->host, (unsigned)s->port, errno, strerror(errno));
+           s->host, (unsigned)s->port, errno, strerrordesc_np(errno));
     (void)evconnlistener_disable(l);
     td_timer_set(s->accept_retry, td_now_us() + ACCEPT_RETRY_US);
 }
@@ -669,7 +669,7 @@ static td_err resolve(const char *host, uint16_t port, struct sockaddr_storage *
 
 static uint16_t bound_port(int fd)
 {
-    struct sockaddr_storage sa;
+    struct sockaddr_storage sa = {0};
     socklen_t len = sizeof sa;
     if (getsockname(fd, (struct sockaddr *)&sa, &len) != 0) {
         return 0;
@@ -704,7 +704,7 @@ td_err td_http_server_create(const struct td_http_server_params *p,
         (struct sockaddr *)&sa, len);
     if (s->reaper == NULL || s->listener == NULL) {
         TD_LOG(ERROR, "cannot listen", "host=%s port=%u errno=%d (%s): choose a free port or 0",
-               p->host, (unsigned)p->port, errno, strerror(errno));
+               p->host, (unsigned)p->port, errno, strerrordesc_np(errno));
         td_http_server_destroy(s);
         return TD_ERR_ADDRESS;
     }
