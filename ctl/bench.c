@@ -190,8 +190,8 @@ enum ctl_exit ctl_bench_engine(const void *options, char *const *args)
     if (o->json) {
         err = ctl_bench_json(&setup, &result, stdout);
     } else {
-        (void)printf("%s, %u threads, %s, isa %s\n", setup.model, setup.threads, setup.numerics,
-                     setup.isa);
+        (void)printf("model: %s\nthreads: %u, numerics: %s, isa: %s\n", setup.model, setup.threads,
+                     setup.numerics, setup.isa);
         td_bench_engine_print(&result, stdout);
     }
     return err == TD_OK ? CTL_OK : CTL_FAILED;
