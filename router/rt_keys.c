@@ -20,19 +20,24 @@ struct rt_keys {
     struct rt_key keys[];
 };
 
+static int hex_digit(char c)
+{
+    static const char digits[] = "0123456789abcdef";
+    const char *at = c != 0 ? strchr(digits, tolower((unsigned char)c)) : NULL;
+    return at != NULL ? (int)(at - digits) : -1;
+}
+
 static bool parse_hex(const char *hex, uint8_t out[32])
 {
     if (strlen(hex) != 64) {
         return false;
     }
     for (size_t i = 0; i < 32; i++) {
-        unsigned byte = 0;
-        if (!isxdigit((unsigned char)hex[2 * i]) || !isxdigit((unsigned char)hex[2 * i + 1]) ||
-            sscanf(hex + 2 * i, "%2x", &byte) !=
-                1) { // NOLINT(cert-err34-c): both digits are checked
+        int hi = hex_digit(hex[2 * i]), lo = hex_digit(hex[2 * i + 1]);
+        if (hi < 0 || lo < 0) {
             return false;
         }
-        out[i] = (uint8_t)byte;
+        out[i] = (uint8_t)(hi * 16 + lo);
     }
     return true;
 }
