@@ -3,8 +3,8 @@
  *
  * What: a pure state machine (common/node/core.h). Life of a request, one state each:
  *   queued   waits for room (bounded line, priority then arrival); deadline: budget, ticket
- *   landing  blocks reserved, table sent, slices arrive; deadline: budget until the first byte,
- *            then T_stall since the last one
+ *   landing  blocks reserved, table sent, slices arrive; deadline: budget until the record says that
+ *            all are posted, then T_stall since the last one
  *   ready    taken over (record verified, every slice landed), waits for a place in the batch
  *   prefill  local: this node computes the prompt; deadline: budget
  *   running  one token a step; deadline: budget

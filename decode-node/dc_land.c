@@ -112,6 +112,14 @@ static void advance(struct dc_core *c, struct dc_seq *s)
     }
 }
 
+/* The record says that everything has been posted: from then on silence is a stalled path. Before it, silence may be a
+ * layer that takes its time; prefill's lease, its endpoint and the router's heartbeats judge that. */
+static void expect_slices(struct dc_core *c, struct dc_seq *s)
+{
+    int64_t at = s->has_record ? c->now + c->p.t_stall_us : s->w.budget_us;
+    nd_works_arm(c->works, &s->w, at < s->w.budget_us ? at : s->w.budget_us, false);
+}
+
 /* ---- from the transfer thread ---- */
 
 static struct dc_seq *of_land(struct dc_core *c, uint64_t land)
@@ -134,10 +142,10 @@ void dc_on_landed(struct dc_core *c, const struct td_xfer_event *ev)
     s->kv_bytes = ev->n_bytes;
     s->transport = ev->transport != NULL ? ev->transport : s->transport;
     s->last_land_us = c->now;
-    nd_works_arm(c->works, &s->w, c->now + c->p.t_stall_us, false);
     if (first) {
         s->first_land_us = c->now;
     }
+    expect_slices(c, s);
     dc_move_blocks(c, s, TD_BLK_FILLING);
     advance(c, s);
 }
@@ -231,6 +239,7 @@ void dc_on_record(struct dc_core *c, uint64_t peer, const struct td_wire_record 
     s->first_logprob = m->first_logprob;
     s->p_stages = m->stages;
     s->p_stages.transport = "";
+    expect_slices(c, s);
     advance(c, s);
 }
 

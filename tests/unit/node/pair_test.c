@@ -288,7 +288,7 @@ static void a_lost_message_of_the_hand_over_is_noticed(void **state)
         assert_non_null(rig_end(r, P, &q.id));
         assert_non_null(rig_end(r, D, &q.id));
         if (lost[k] == TD_WIRE_RECORD) {
-            assert_ended(r, D, &q.id, TD_ERR_STALLED);
+            assert_ended(r, D, &q.id, TD_ERR_LEASE); /* prefill's lease notices */
         }
         assert_both_idle(r);
         (void)rig_destroy(r);
