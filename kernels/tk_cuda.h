@@ -85,15 +85,15 @@ struct tk_attn_decode {
     const struct tk_map *kv; /* host; tk_kv_decode_map of this layer */
     const tk_bf16 *q;        /* [n_seqs][n_heads][head_dim], rows q_stride elements apart */
     tk_bf16 *out;            /* [n_seqs][n_heads][head_dim], rows out_stride elements apart */
-    const int32_t *lens;   /* [n_seqs] device */
-    const int32_t *tables; /* [n_seqs][table_stride] device, block numbers */
-    const uint32_t *plan;  /* device */
+    const int32_t *lens;     /* [n_seqs] device */
+    const int32_t *tables;   /* [n_seqs][table_stride] device, block numbers */
+    const uint32_t *plan;    /* device */
     /* Fused rope and append, where cos_sin is given (as in tk_rope_kv): q is then rows of q | k | v not yet rotated, the
      * newest token's position is lens[i] - 1, and its K and V go into the pool on the way. */
     const float *cos_sin;
     const struct tk_kv_pool *pool; /* host; only with cos_sin */
     uint32_t layer;                /* only with cos_sin */
-    void *scratch;                 /* tk_attn_decode_scratch() bytes; counters zeroed once at boot */
+    void *scratch; /* tk_attn_decode_scratch() bytes; counters zeroed once at boot */
     uint32_t n_seqs, n_heads, n_kv_heads, head_dim, table_stride, q_stride, out_stride;
     uint32_t max_entries; /* capacity that scratch was sized for; no plan may have more entries */
     float scale;          /* usually 1/sqrt(head_dim) */
