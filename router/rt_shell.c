@@ -299,8 +299,25 @@ static td_err make_all(struct rt_shell *s)
     return TD_OK;
 }
 
+/* What a peer takes for a name: anything else would end every handshake without a word. */
+static bool name_fits(const char *name)
+{
+    size_t n = strlen(name);
+    for (size_t i = 0; i < n; i++) {
+        if (name[i] <= ' ' || name[i] >= 0x7f || name[i] == '"') {
+            return false;
+        }
+    }
+    return n > 0 && n < TD_WIRE_MAX_NAME;
+}
+
 td_err rt_shell_create(const struct rt_shell_params *p, struct rt_shell **out_shell)
 {
+    if (!name_fits(p->name)) {
+        TD_LOG(ERROR, "the name does not fit",
+               "option=name remedy=\"no blanks, no quotes, ASCII\"");
+        return TD_ERR_CONFIG;
+    }
     TD_REQUIRE(p->n_served_names > 0 && p->max_requests <= RT_MAX_REQUESTS);
     struct rt_shell *s = td_zalloc(1, sizeof *s);
     if (s == NULL) {

@@ -278,8 +278,25 @@ static td_err make_all(struct td_node *n)
     return TD_OK;
 }
 
+/* What a peer takes for a name: anything else would end every handshake without a word. */
+static bool name_fits(const char *name)
+{
+    size_t n = strlen(name);
+    for (size_t i = 0; i < n; i++) {
+        if (name[i] <= ' ' || name[i] >= 0x7f || name[i] == '"') {
+            return false;
+        }
+    }
+    return n > 0 && n < TD_WIRE_MAX_NAME;
+}
+
 td_err td_node_create(const struct td_node_params *p, struct td_node **out_node)
 {
+    if (!name_fits(p->name)) {
+        TD_LOG(ERROR, "the name does not fit",
+               "option=name remedy=\"no blanks, no quotes, ASCII\"");
+        return TD_ERR_CONFIG;
+    }
     struct td_node *n = td_zalloc(1, sizeof *n);
     if (n == NULL) {
         return TD_ERR_NO_MEMORY;

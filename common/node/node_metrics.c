@@ -2,6 +2,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "common/base/clock.h"
 #include "common/base/mem.h"
@@ -228,6 +229,10 @@ static void scrape_xfer(struct nd_metrics *m)
     set(m, F_XFER_DROPPED, (double)x.dropped);
     set(m, F_XFER_REFUSED, (double)x.refused);
     set(m, F_XFER_STALE, (double)x.stale);
+}
+
+static void scrape_transports(struct nd_metrics *m)
+{
     for (int i = 0; i < MAX_TRANSPORTS && m->transports[i].name != NULL; i++) {
         td_metric_set(labelled(m, F_TRANSFER_TRANSPORT, m->transports[i].name),
                       m->transports[i].bytes);
@@ -241,6 +246,7 @@ static void on_scrape(void *arg)
     nd__state(m->node, &s);
     scrape_blocks(m, &s);
     scrape_xfer(m);
+    scrape_transports(m);
     set(m, F_QUEUED_TOKENS, (double)s.queued_prompt_tok);
     set(m, F_INFLIGHT, m->node->p.role->work_count(m->node->core));
     set(m, F_UPTIME, (double)(td_now_us() - m->node->started_us) * 1e-6);
@@ -415,7 +421,7 @@ void nd_metrics_xfer(struct nd_metrics *m, const struct td_xfer_event *ev)
         return;
     }
     for (int i = 0; i < MAX_TRANSPORTS; i++) {
-        if (m->transports[i].name == NULL || m->transports[i].name == ev->transport) {
+        if (m->transports[i].name == NULL || strcmp(m->transports[i].name, ev->transport) == 0) {
             m->transports[i].name = ev->transport;
             m->transports[i].bytes += (double)ev->n_bytes;
             return;

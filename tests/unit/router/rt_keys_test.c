@@ -49,6 +49,7 @@ static int quiet(void **state)
 static int teardown(void **state)
 {
     (void)state;
+    td_log_set_fd(2);
     keys = rt_keys_destroy(keys);
     return 0;
 }
@@ -140,7 +141,7 @@ static void a_wrong_line_is_refused_with_its_number(void **state)
         assert_null(strstr(log, hex_of("a")));
     }
     static const char *const hashes[] = {"abc", "zz", ALMOST_HEX};
-    td_log_set_fd(STDERR_FILENO);
+    td_log_set_fd(-1);
     for (size_t i = 0; i < TD_COUNT(hashes); i++) {
         char text[256];
         (void)snprintf(text, sizeof text, "k1 %s acme 0 0 0 0", hashes[i]);
@@ -160,6 +161,7 @@ static void exactly_the_maximum_of_keys_fits(void **state)
     (void)snprintf(text + n, cap - n, "# the end\n");
     assert_int_equal(rt_keys_parse(text, strlen(text), &keys), TD_OK);
     keys = rt_keys_destroy(keys);
+    td_log_set_fd(-1);
     (void)snprintf(text + n, cap - n, "more %064x t 0 0 0 0\n", RT_KEYS_MAX);
     assert_int_equal(rt_keys_parse(text, strlen(text), &keys), TD_ERR_CONFIG);
     free(text);
@@ -241,6 +243,7 @@ static void a_file_is_read_and_a_missing_one_refused(void **state)
     assert_int_equal(rt_keys_check(keys, "Bearer x", &key), TD_OK);
     (void)unlink(path);
     struct rt_keys *none = NULL;
+    td_log_set_fd(-1);
     assert_int_equal(rt_keys_load(path, &none), TD_ERR_NO_FILE);
     assert_null(none);
 }

@@ -792,6 +792,9 @@ static void creation_fails_cleanly(void **state)
     struct rt_shell *none = NULL;
     td_log_set_fd(-1);
     r->urls[0] = "tcp://127.0.0.1:1";
+    r->p.name = "two words"; /* no node would take it */
+    assert_int_equal(rt_shell_create(&r->p, &none), TD_ERR_CONFIG);
+    r->p.name = "r1";
     r->p.model_path = "/nonexistent.gguf";
     assert_int_equal(rt_shell_create(&r->p, &none), TD_ERR_NO_FILE);
     r->p.model_path = r->model_path;

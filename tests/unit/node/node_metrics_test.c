@@ -1,0 +1,178 @@
+/* A node's figures as Prometheus reads them. */
+#include "common/node/node_metrics.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/mem.h"
+#include "common/node/node_int.h"
+#include "tests/unit/node/shell_rig.h"
+
+static struct td_buf page;
+
+static int setup(void **state)
+{
+    td_buf_init(&page, 8u << 20);
+    return shell_setup(state);
+}
+
+static int teardown(void **state)
+{
+    td_buf_fini(&page);
+    return shell_teardown(state);
+}
+
+static void scrape(struct shell_rig *r)
+{
+    td_buf_clear(&page);
+    assert_int_equal(nd_metrics_write(r->node->metrics, &page), TD_OK);
+    assert_int_equal(td_buf_append(&page, "", 1), TD_OK);
+}
+
+/* The sum of all samples of this name that carry `label` ("" for any); -1 when there is none. */
+static double value(const char *name, const char *label)
+{
+    double sum = -1;
+    for (const char *line = (const char *)page.data; line != NULL; line = strchr(line, '\n')) {
+        line += line[0] == '\n' ? 1 : 0;
+        size_t n = strlen(name);
+        const char *end = strchr(line, '\n');
+        if (end == NULL || strncmp(line, name, n) != 0 || line[n] != '{') {
+            continue;
+        }
+        const char *at = strstr(line, label), *space = end;
+        while (*space != ' ') {
+            space--;
+        }
+        if (at != NULL && at < end) {
+            sum = (sum < 0 ? 0 : sum) + strtod(space, NULL);
+        }
+    }
+    return sum;
+}
+
+static void every_observation_moves_its_figures(void **state)
+{
+    struct shell_rig *r = *state;
+    static const struct {
+        enum nd_metric what;
+        double v;
+        const char *name, *label;
+        double want;
+    } rows[] = {
+        {ND_M_PREFILL_QUEUE_US, 1e6, "tandem_node_prefill_queue_seconds_sum", "", 1},
+        {ND_M_PREFILL_US, 2e6, "vllm:request_prefill_time_seconds_sum", "", 2},
+        {ND_M_TRANSFER_US, 5e5, "tandem_node_kv_transfer_seconds_sum", "", 0.5},
+        {ND_M_TRANSFER_EXPOSED_US, 3e6, "tandem_node_kv_transfer_exposed_seconds_sum", "", 3},
+        {ND_M_TRANSFER_BYTES, 1000, "tandem_node_kv_transfer_bytes_sum", "", 1000},
+        {ND_M_TRANSFER_BYTES, 0, "tandem_node_kv_transfer_bytes_per_second", "", 0},
+        {ND_M_TRANSFER_FAILED, TD_ERR_PEER_LOST, "tandem_node_kv_transfer_failures_total",
+         "reason=\"node_lost\"", 1},
+        {ND_M_DECODE_QUEUE_US, 4e6, "tandem_node_decode_queue_seconds_sum", "", 4},
+        {ND_M_DECODE_US, 5e6, "vllm:request_decode_time_seconds_sum", "", 5},
+        {ND_M_TTFT_US, 6e6, "vllm:time_to_first_token_seconds_sum", "", 6},
+        {ND_M_ITL_US, 7e6, "vllm:inter_token_latency_seconds_sum", "", 7},
+        {ND_M_PROMPT_TOKENS, 8, "vllm:prompt_tokens_total", "", 8},
+        {ND_M_OUTPUT_TOKENS, 9, "vllm:generation_tokens_total", "", 9},
+        {ND_M_BATCH_TOKENS, 10, "tandem_node_batch_tokens_sum", "", 10},
+        {ND_M_BATCH_TOKENS, 0, "vllm:iteration_tokens_total_sum", "", 10},
+        {ND_M_CANCELLED, 0, "tandem_node_cancellations_total", "phase=\"queued\"", 1},
+        {ND_M_CANCELLED, 3, "tandem_node_cancellations_total", "phase=\"decode\"", 1},
+        {ND_M_FINISHED, TD_FINISH_LENGTH, "tandem_node_finished_total", "reason=\"length\"", 1},
+        {ND_M_FINISHED, TD_FINISH_STOP, "vllm:request_success_total", "finished_reason=\"stop\"",
+         1},
+        {ND_M_REFUSED, TD_ERR_NO_CAPACITY, "tandem_node_refused_total", "code=\"no_capacity\"", 1},
+        {ND_M_STALE, 1, "tandem_node_stale_total", "", 1},
+    };
+    shell_start(r);
+    for (size_t i = 0; i < TD_COUNT(rows); i++) {
+        nd_metrics_observe(r->node->metrics, rows[i].what, rows[i].v);
+        scrape(r);
+        double got = value(rows[i].name, rows[i].label);
+        if (got < rows[i].want - 1e-9 || got > rows[i].want + 1e-9) {
+            fail_msg("%s{%s}: %g, want %g", rows[i].name, rows[i].label, got, rows[i].want);
+        }
+    }
+}
+
+static void a_scrape_shows_what_the_node_is_doing(void **state)
+{
+    struct shell_rig *r = *state;
+    fake_role.state.running_requests = 3;
+    fake_role.state.queued_requests = 2;
+    fake_role.state.queued_prompt_tok = 77;
+    fake_role.n_work = 5;
+    shell_start(r);
+    shell_attach(r, 0);
+    shell_reaches(r, &r->routers[0].n_states, 1, "the first state");
+    nd_metrics_step(r->node->metrics, 2000000);
+    nd_metrics_send_failed(r->node->metrics);
+    nd_metrics_request_bytes(r->node->metrics, 100);
+    scrape(r);
+    assert_true(value("tandem_node_kv_blocks", "state=\"free\"") == 60);
+    assert_true(value("tandem_node_kv_blocks", "state=\"running\"") == 4);
+    assert_true(value("tandem_node_kv_blocks", "") == 64); /* the states sum to the pool */
+    assert_true(value("tandem_node_kv_usage_ratio", "") == 4.0 / 64);
+    assert_true(value("tandem_node_queued_prompt_tokens", "") == 77);
+    assert_true(value("tandem_node_inflight_requests", "") == 5);
+    assert_true(value("tandem_node_routers", "") == 1);
+    assert_true(value("tandem_node_uptime_seconds", "") > 0);
+    assert_true(value("tandem_node_step_seconds_sum", "") == 2);
+    assert_true(value("tandem_node_send_failures_total", "") == 1);
+    assert_true(value("tandem_node_request_bytes_total", "") == 100);
+    assert_true(value("tandem_node_response_bytes_total", "") > 0);
+    assert_true(value("vllm:num_requests_running", "") == 3);
+    assert_true(value("vllm:num_requests_waiting", "") == 2);
+    assert_true(value("vllm:cache_config_info", "block_size=\"16\"") == 1);
+    assert_true(value("tandem_node_uptime_seconds", "model_name=\"tiny\"") > 0);
+    assert_true(value("tandem_node_uptime_seconds", "role=\"decode\"") > 0);
+    assert_true(value("tandem_node_uptime_seconds", "node=\"d0\"") > 0);
+}
+
+static void the_other_names_can_be_left_out(void **state)
+{
+    struct shell_rig *r = *state;
+    r->p.metrics_vllm = false;
+    shell_start(r);
+    for (int what = 0; what < ND_METRICS; what++) {
+        nd_metrics_observe(r->node->metrics, (enum nd_metric)what, 1);
+    }
+    scrape(r);
+    assert_null(strstr((const char *)page.data, "vllm:"));
+    assert_true(value("tandem_node_batch_tokens_sum", "") == 1);
+}
+
+static void bytes_are_counted_by_the_name_of_their_transport(void **state)
+{
+    struct shell_rig *r = *state;
+    static const char one[] = "shm", same[] = "shm", other[] = "tcp";
+    struct td_xfer_event ev = {.type = TD_XFER_PUSHED, .n_bytes = 10, .transport = one};
+    shell_start(r);
+    nd_metrics_xfer(r->node->metrics, &ev);
+    ev.transport = same; /* another address, the same name */
+    nd_metrics_xfer(r->node->metrics, &ev);
+    ev.transport = other;
+    nd_metrics_xfer(r->node->metrics, &ev);
+    ev.transport = NULL;
+    nd_metrics_xfer(r->node->metrics, &ev);
+    ev = (struct td_xfer_event){.type = TD_XFER_LANDED, .n_bytes = 10, .transport = one};
+    nd_metrics_xfer(r->node->metrics, &ev);
+    scrape(r);
+    assert_true(value("tandem_node_kv_transfer_transport_bytes_total", "transport=\"shm\"") == 20);
+    assert_true(value("tandem_node_kv_transfer_transport_bytes_total", "transport=\"tcp\"") == 10);
+    assert_true(value("tandem_node_kv_transfer_transport_bytes_total", "") == 30);
+}
+
+#define TEST(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(every_observation_moves_its_figures),
+        TEST(a_scrape_shows_what_the_node_is_doing),
+        TEST(the_other_names_can_be_left_out),
+        TEST(bytes_are_counted_by_the_name_of_their_transport),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
