@@ -621,9 +621,6 @@ static td_err check_whole(struct ctx *c)
         return refuse(c, TD_ERR_BAD_REQUEST, "n", "prompts times n must be at most %d",
                       RT_API_MAX_PROMPTS);
     }
-    if (!r->chat && r->sampling.max_tokens == 0) {
-        r->sampling.max_tokens = 16;
-    }
     if (r->sampling.max_tokens != 0 && r->sampling.min_tokens > r->sampling.max_tokens) {
         return refuse(c, TD_ERR_BAD_REQUEST, "min_tokens",
                       "'min_tokens' must not exceed max_tokens");

@@ -46,8 +46,7 @@ struct rt_api_request {
     json_t *messages;  /* chat; owned: content flattened to one string each */
     struct rt_api_prompt prompts[RT_API_MAX_PROMPTS];
     uint32_t n_prompts, n_choices;
-    struct td_sampling_params
-        sampling; /* max_tokens 0: up to the context; seed valid if has_seed */
+    struct td_sampling_params sampling; /* max_tokens 0: not given; seed valid if has_seed */
     bool has_seed, has_temperature, has_top_p;
     struct td_logit_bias *bias; /* owned; sampling.bias points here */
     const char *stops[RT_API_MAX_STOPS];

@@ -10,6 +10,8 @@
 #include "common/base/mem.h"
 #include "common/base/rng.h"
 
+#define COMPLETION_TOKENS 16u
+
 static td_err say(struct rt_api_error *error, td_err err, const char *param, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
 
@@ -302,7 +304,11 @@ td_err rt_model_limit(const struct rt_model *m, const struct rt_api_request *r, 
                    "max_tokens asks for %u",
                    m->max_model_len, n_prompt, s->max_tokens);
     }
-    s->max_tokens = s->max_tokens == 0 ? room : s->max_tokens;
+    if (s->max_tokens ==
+        0) { /* not given: a chat may fill the context, a completion has OpenAI's 16 */
+        s->max_tokens = r->chat || room < COMPLETION_TOKENS ? room : COMPLETION_TOKENS;
+    }
+    s->min_tokens = s->min_tokens < s->max_tokens ? s->min_tokens : s->max_tokens;
     for (uint32_t i = 0;
          !r->ignore_eos && i < m->n_end_ids && s->n_stop_ids < TD_SAMPLING_MAX_STOP_IDS; i++) {
         s->stop_ids[s->n_stop_ids++] = m->end_ids[i];

@@ -36,7 +36,7 @@ static void check_accepted(void)
         const struct rt_api_prompt *p = &req.prompts[i];
         check((p->text != NULL) != (p->ids != NULL));
         check(p->text == NULL || p->len == 0 || td_utf8_valid(p->text, p->len));
-        for (uint32_t k = 0; k < p->n_ids; k++) {
+        for (uint32_t k = 0; p->ids != NULL && k < p->n_ids; k++) {
             check(p->ids[k] >= 0);
         }
     }

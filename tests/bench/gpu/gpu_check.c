@@ -12,6 +12,7 @@
 #define TOL_FLAT 4e-3 /* the output is rounded to bf16 */
 
 /* Runs decode attention over sequences first .. first + n - 1 of the case. */
+/* NOLINTNEXTLINE(readability-function-size): a case has this many knobs */
 static void run_decode(const struct gpu_kv *c, const tk_bf16 *q, tk_bf16 *out, uint32_t n_heads,
                        uint32_t layer, uint32_t first, uint32_t n, bool host_plan)
 {
@@ -362,6 +363,7 @@ void gpu_check_flat(void)
 }
 
 /* ---- prefill attention ---- */
+/* NOLINTNEXTLINE(readability-function-size): a case has this many knobs */
 static void run_prefill(const struct gpu_kv *c, const tk_bf16 *q, uint32_t rows, tk_bf16 *out,
                         uint32_t n_heads, uint32_t layer, const struct tk_chunk *chunks,
                         uint32_t n_chunks)

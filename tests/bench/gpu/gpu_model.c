@@ -283,7 +283,10 @@ void gm_prefill_prepare(struct gm *m, const struct tk_chunk *chunks, uint32_t n_
         rows += (uint32_t)chunks[i].n;
         tiles_max += (uint32_t)chunks[i].n / TK_TILE_ROWS + 1;
     }
-    int32_t *pos = calloc(rows, sizeof *pos), *tab = calloc(rows, sizeof *tab);
+    int32_t *pos = calloc(rows, sizeof *pos),
+            *tab = calloc(
+                rows,
+                sizeof *tab); /* NOLINT(clang-analyzer-optin.portability.UnixAPI): never empty */
     uint32_t *tiles = malloc(tiles_max * sizeof *tiles);
     for (uint32_t i = 0; i < n_chunks; i++) {
         for (int32_t j = 0; j < chunks[i].n; j++) {
@@ -323,6 +326,7 @@ void gm_prefill_drop(struct gm *m)
     gpu_free(m->best_val), gpu_free(m->best_idx);
 }
 
+/* NOLINTNEXTLINE(readability-function-size): a case has this many knobs */
 static void product(struct gm *m, tk_stream s, const tk_bf16 *x, const tk_bf16 *w, const tk_bf16 *c,
                     tk_bf16 *y, uint32_t n, uint32_t k)
 {

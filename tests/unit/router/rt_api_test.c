@@ -48,7 +48,7 @@ static void a_minimal_body_has_the_documented_defaults(void **state)
     assert_true(req.skip_special && req.add_special && req.add_generation_prompt);
     rt_api_request_fini(&req);
     assert_int_equal(with_field(false, ""), TD_OK);
-    assert_int_equal(req.sampling.max_tokens, 16); /* completions */
+    assert_int_equal(req.sampling.max_tokens, 0); /* rt_model_limit knows the context */
     assert_int_equal(req.n_prompts, 1);
     assert_string_equal(req.prompts[0].text, "hi");
     rt_api_request_fini(&req);

@@ -745,6 +745,11 @@ static bool is_gone(void *arg)
     return rt_shell_gone(((struct rig *)arg)->shell);
 }
 
+static bool is_lost(void *arg)
+{
+    return ((struct rig *)arg)->losts > 0;
+}
+
 static void a_router_that_stops_ends_answers_with_an_error(void **state)
 {
     struct rig *r = *state;
@@ -762,7 +767,8 @@ static void a_router_that_stops_ends_answers_with_an_error(void **state)
     assert_non_null(strstr(b.got, "\"code\":\"draining\""));
     rig_read(r, &a, "[DONE]");
     assert_non_null(strstr(a.got, "\"code\":\"draining\""));
-    assert_int_equal(r->losts, 1); /* the node knows at once */
+    rig_until(r, is_lost, r, "the node's loss"); /* told, not timed out: T_dead is far away */
+    assert_int_equal(r->losts, 1);
     rig_hang_up(&a);
     rig_hang_up(&b);
 }
