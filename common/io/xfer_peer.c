@@ -550,10 +550,25 @@ void td__xf_peer_free(struct xf_peer *p)
     free(p);
 }
 
+/* Another connection to the same process that still has operations under way. */
+static struct xf_peer *other_dying(const struct xf_peer *p)
+{
+    struct xf_peer *o = p->x->peer_list;
+    while (o != NULL && !(o != p && o->known && o->dying && o->epoch == p->epoch)) {
+        o = o->next;
+    }
+    return o;
+}
+
 /* Every operation has called back: nothing of this peer moves any more. */
 TD_ON(td_xfer) static void finish(struct xf_peer *p)
 {
     struct td_xfer *x = p->x;
+    struct xf_peer *other = p->say_closed ? other_dying(p) : NULL;
+    if (other != NULL) { /* CLOSED is a fence for all of them: the last one says it */
+        other->say_closed = true;
+        p->say_closed = false;
+    }
     while (p->pushes != NULL) {
         td__xf_push_end(x, p->pushes);
     }
