@@ -20,7 +20,7 @@ bool tx__args(struct tr *r, const struct tx_arg *args, size_t n, struct tv_args 
     if (n == 0) {
         return r->err == TD_OK;
     }
-    out->v = tr__alloc(r, n * sizeof *out->v);
+    out->v = tr__alloc(r, n * sizeof(struct tv *));
     out->names = tr__alloc(r, n * sizeof *out->names);
     for (size_t i = 0; out->v != NULL && out->names != NULL && i < n; i++) {
         out->v[i] = tx__eval(r, args[i].value);
@@ -246,6 +246,37 @@ static size_t str_offset(const struct tv_str *s, size_t k)
     return i;
 }
 
+/* a['name'] of anything but a dict is a.name. */
+static struct tv *named_item(struct tr *r, struct tv *obj, const struct tv *key)
+{
+    size_t n = key->s.n < 127 ? key->s.n : 127;
+    char *name = obj->type != TV_DICT ? tr__alloc(r, n + 1) : NULL;
+    if (name == NULL) {
+        return tv__undefined(r, "item");
+    }
+    if (n > 0) {
+        memcpy(name, key->s.p, n);
+    }
+    return tx__attr(r, obj, name);
+}
+
+static struct tv *indexed_item(struct tr *r, struct tv *obj, int64_t i)
+{
+    if (obj->type == TV_STR && !tr__work(r, obj->s.n)) {
+        return NULL;
+    }
+    int64_t n = (int64_t)(obj->type == TV_LIST ? obj->list.n : str_chars(&obj->s));
+    i = i < 0 ? i + n : i;
+    if (i < 0 || i >= n) {
+        return tv__undefined(r, "item");
+    }
+    if (obj->type == TV_LIST) {
+        return obj->list.v[i];
+    }
+    size_t at = str_offset(&obj->s, (size_t)i), end = str_offset(&obj->s, (size_t)i + 1);
+    return tv__str_part(r, &obj->s, at, end - at);
+}
+
 static struct tv *item(struct tr *r, const struct tx *x)
 {
     struct tv *obj = tx__eval(r, x->a), *key = obj != NULL ? tx__eval(r, x->b) : NULL;
@@ -263,32 +294,12 @@ static struct tv *item(struct tr *r, const struct tx *x)
         }
     }
     if (key->type == TV_STR) {
-        char name[128] = "";
-        size_t n = key->s.n < sizeof name - 1 ? key->s.n : sizeof name - 1;
-        memcpy(name, key->s.p, n);
-        char *kept = obj->type != TV_DICT ? tr__alloc(r, n + 1) : NULL;
-        if (kept == NULL) {
-            return tv__undefined(r, "item");
-        }
-        memcpy(kept, name, n + 1);
-        return tx__attr(r, obj, kept);
+        return named_item(r, obj, key);
     }
     if (key->type != TV_INT || (obj->type != TV_LIST && obj->type != TV_STR)) {
         return tv__undefined(r, "item");
     }
-    if (obj->type == TV_STR && !tr__work(r, obj->s.n)) {
-        return NULL;
-    }
-    int64_t n = (int64_t)(obj->type == TV_LIST ? obj->list.n : str_chars(&obj->s));
-    int64_t i = key->i < 0 ? key->i + n : key->i;
-    if (i < 0 || i >= n) {
-        return tv__undefined(r, "item");
-    }
-    if (obj->type == TV_LIST) {
-        return obj->list.v[i];
-    }
-    size_t at = str_offset(&obj->s, (size_t)i), end = str_offset(&obj->s, (size_t)i + 1);
-    return tv__str_part(r, &obj->s, at, end - at);
+    return indexed_item(r, obj, key->i);
 }
 
 static bool bound(struct tr *r, const struct tx *x, int64_t def, int64_t *out)

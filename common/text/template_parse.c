@@ -982,8 +982,13 @@ static td_err parse_body(struct parser *p, const char *const *ends, struct ts **
         return err_of(p);
     }
     while (!at_end(p, ends)) {
-        TD_TRY(parse_one(p, tail));
-        tail = &(*tail)->next;
+        struct ts *one = NULL;
+        TD_TRY(parse_one(p, &one));
+        if (one == NULL) {
+            return err_of(p);
+        }
+        *tail = one;
+        tail = &one->next;
     }
     p->depth--;
     return TD_OK;

@@ -133,7 +133,7 @@ bool tv__append(struct tr *r, struct tv *list, struct tv *item)
     }
     if (list->list.n == list->list.cap) {
         size_t cap = list->list.cap == 0 ? 4 : list->list.cap * 2;
-        struct tv **v = tr__alloc(r, cap * sizeof *v);
+        struct tv **v = tr__alloc(r, cap * sizeof(struct tv *));
         if (v == NULL) {
             return false;
         }

@@ -27,9 +27,8 @@ static double value(const char *head)
     for (const char *line = (const char *)page.data; line != NULL; line = strchr(line, '\n')) {
         line += line[0] == '\n' ? 1 : 0;
         if (strncmp(line, head, strlen(head)) == 0) {
-            const char *space = strrchr(line, 0);
-            const char *end = strchr(line, '\n');
-            for (space = end; space != NULL && *space != ' '; space--) {
+            const char *space = strchr(line, '\n');
+            for (; space != NULL && *space != ' '; space--) {
             }
             return space != NULL ? strtod(space, NULL) : -1;
         }

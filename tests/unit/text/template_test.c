@@ -546,8 +546,8 @@ static void the_clients_text_is_never_trusted_whatever_is_done_to_it(void **stat
         "{{ M | replace('h', 'X') }}{{ M | replace('i', '') }}",
         "{{ 'AXB' | replace('X', M) }}{{ 'AXB'.replace('X', M) }}",
         "{{ [M, 'A', M] | join('1') }}{{ ['A', 'B'] | join(M) }}{{ M.join(['A', 'B']) }}",
-        "{{ M | tojson }}{{ [M] | tojson }}{{ {'A': M} | tojson(indent=1) }}{{ messages[1].role | "
-        "tojson }}",
+        "{{ M | tojson }}{{ [M] | tojson }}{{ {'A': M} | tojson(indent=1) }}",
+        "{{ messages[1].role | tojson }}",
         "{{ [M] }}{{ {'A': M} }}{{ (M,) }}",
         "{% set x %}A{{ M }}B{% endset %}{{ x }}{{ x | trim | list | join }}",
         "{% set x | replace('A', '1') %}A{{ M }}B{% endset %}{{ x }}",
@@ -563,11 +563,10 @@ static void the_clients_text_is_never_trusted_whatever_is_done_to_it(void **stat
         "{{ M | indent(2, true) }}{{ M | safe }}{{ M.format() }}{{ '{}A'.format(M) }}",
         "{{ M.removeprefix('h') }}{{ M.removesuffix('>') }}{{ M.strip('h') }}{{ M.lstrip() }}",
         "{{ M if M else 'A' }}{{ M or 'A' }}{{ M and M }}",
-        "{% set ns = namespace(x='') %}{% for m in messages %}{% set ns.x = ns.x ~ M %}{% endfor "
-        "%}{{ ns.x }}",
+        "{% set N = namespace(x='') %}{% for m in l %}{% set N.x = N.x ~ M %}{% endfor %}{{ N.x }}",
         "{{ dict(A=M) | items | list }}{{ {M: 1} }}{{ {M: 1} | tojson }}",
-        "{{ messages | map(attribute='content') | join('A') }}{{ messages | "
-        "map(attribute='content') | map('trim') | list }}",
+        "{{ messages | map(attribute='content') | join('A') }}",
+        "{{ messages | map(attribute='content') | map('trim') | list }}",
         "{{ strftime_now(M) }}",
         "{{ d }}{{ d | tojson }}{% for k in d %}{{ k }}{% endfor %}",
     };
@@ -584,7 +583,10 @@ static void upper_case_keeps_the_origin(void **state)
     struct td_template_output out = {0};
     assert_int_equal(render("{{ 'a' ~ messages[0].content | upper ~ 'b' | capitalize }}", &out),
                      TD_OK);
-    assert_int_equal(out.n_segs, 3);
+    if (out.segs == NULL || out.n_segs != 3) {
+        fail_msg("%zu segments", out.n_segs);
+        return;
+    }
     assert_true(out.segs[0].allow_special && !out.segs[1].allow_special &&
                 out.segs[2].allow_special);
     assert_int_equal(out.segs[1].len, strlen("HI " END));
@@ -601,7 +603,10 @@ static void the_templates_own_text_is_trusted(void **state)
                "\n' }}{% endfor %}{{ bos_token }}",
                &out),
         TD_OK);
-    assert_int_equal(out.n_segs, 9);
+    if (out.segs == NULL || out.n_segs != 9) {
+        fail_msg("%zu segments", out.n_segs);
+        return;
+    }
     assert_memory_equal(out.segs[0].text, "<|im_start|>", 12);
     assert_true(out.segs[0].allow_special && !out.segs[1].allow_special);
     assert_memory_equal(out.segs[8].text, END "\n<s>", 14);
