@@ -282,6 +282,18 @@ void rig_token(struct rig *r, struct rig_work *w, int32_t token, enum td_finish 
     node_send(r, &m);
 }
 
+void rig_repeat(struct rig *r, struct rig_work *w, int32_t token, uint32_t n)
+{
+    struct td_wire_token *t = td_zalloc(n, sizeof *t);
+    assert_non_null(t);
+    for (uint32_t i = 0; i < n; i++) {
+        t[i] = (struct td_wire_token){.id = w->id, .index = w->n_sent++, .token = token};
+    }
+    struct td_wire_msg m = {.type = TD_WIRE_TOKENS, .tokens = {.n = n, .tokens = t}};
+    node_send(r, &m);
+    free(t);
+}
+
 int32_t rig_byte(struct rig *r, uint8_t byte)
 {
     for (size_t id = 0; id < td_text_vocab_size(r->model->vocab); id++) {

@@ -63,6 +63,8 @@ void rig_passes(struct rig *r, int n);
 struct rig_work *rig_work(struct rig *r, uint32_t i);
 void rig_state(struct rig *r, bool draining);
 void rig_token(struct rig *r, struct rig_work *w, int32_t token, enum td_finish finish);
+/* n times the same token in one message. */
+void rig_repeat(struct rig *r, struct rig_work *w, int32_t token, uint32_t n);
 /* One token for each character of ASCII text. */
 void rig_say(struct rig *r, struct rig_work *w, const char *text);
 int32_t rig_byte(struct rig *r, uint8_t byte); /* the token of this byte */

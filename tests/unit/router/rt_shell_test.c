@@ -292,6 +292,33 @@ static void a_client_that_leaves_is_cancelled_on_the_node(void **state)
     }
 }
 
+static void a_client_that_does_not_read_is_cut_and_cancelled_and_others_go_on(void **state)
+{
+    struct rig *r = *state;
+    struct rig_client slow, other = {0};
+    int little = 4096;
+    r->max_seqs = 32;
+    rig_start(r);
+    rig_dial(r, rt_shell_port(r->shell), &slow);
+    assert_int_equal(setsockopt(slow.fd, SOL_SOCKET, SO_RCVBUF, &little, sizeof little), 0);
+    rig_post(r, &slow, CHAT, "{" HI ",\"n\":16,\"stream\":true,\"ignore_eos\":true}", "");
+    (void)rig_work(r, 15);
+    for (uint32_t i = 0; i < 16; i++) { /* some 8 MB of events: more than any socket buffer holds */
+        rig_repeat(r, &r->works[i], rig_byte(r, 'x'), 1900);
+    }
+    rig_post(r, &other, CHAT, "{" HI "}", "");
+    struct rig_work *w = rig_work(r, 16);
+    for (uint32_t i = 0; i < 16; i++) {
+        rig_cancelled(r, &r->works[i]);
+    }
+    rig_say(r, w, "fine");
+    rig_finish(r, w);
+    assert_int_equal(rig_answer(r, &other), 200);
+    rig_until(r, is_idle, r, "idle");
+    rig_hang_up(&slow);
+    rig_hang_up(&other);
+}
+
 static void a_client_that_leaves_while_queued_ends_at_once(void **state)
 {
     struct rig *r = *state;
@@ -870,6 +897,7 @@ int main(void)
         TEST(several_choices_stream_side_by_side),
         TEST(several_prompts_and_choices_answer_in_order),
         TEST(a_client_that_leaves_is_cancelled_on_the_node),
+        TEST(a_client_that_does_not_read_is_cut_and_cancelled_and_others_go_on),
         TEST(a_client_that_leaves_while_queued_ends_at_once),
         TEST(a_full_queue_is_429_with_retry_after),
         TEST(an_error_before_the_first_token_is_a_status),
