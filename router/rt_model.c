@@ -250,13 +250,14 @@ static td_err copy_ids(const struct rt_model *m, const struct rt_api_prompt *p, 
 }
 
 td_err rt_model_encode(const struct rt_model *m, struct td_text_tokenizer *tok,
-                       const struct rt_api_request *r, uint32_t index, int64_t now_s,
-                       int32_t **out_ids, uint32_t *out_n, struct rt_api_error *error)
+                       const struct rt_model_prompt *prompt, int32_t **out_ids, uint32_t *out_n,
+                       struct rt_api_error *error)
 {
+    const struct rt_api_request *r = prompt->request;
     if (r->chat) {
-        return encode_chat(m, tok, r, now_s, out_ids, out_n, error);
+        return encode_chat(m, tok, r, prompt->now_s, out_ids, out_n, error);
     }
-    const struct rt_api_prompt *p = &r->prompts[index];
+    const struct rt_api_prompt *p = &r->prompts[prompt->index];
     if (p->ids != NULL) {
         return copy_ids(m, p, out_ids, out_n, error);
     }

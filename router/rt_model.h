@@ -46,9 +46,13 @@ bool rt_model_serves(const struct rt_model *m, const char *name);
 
 /* Token ids of prompt `index` of the request (a chat has one prompt); *out_ids is the caller's
  * (free). `tok`: this thread's. error gets the reason. */
+struct rt_model_prompt {
+    const struct rt_api_request *request;
+    uint32_t index;
+    int64_t now_s; /* the date a template may print */
+};
 td_err rt_model_encode(const struct rt_model *m, struct td_text_tokenizer *tok,
-                       const struct rt_api_request *r, uint32_t index, int64_t now_s,
-                       int32_t **out_ids, uint32_t *out_n,
+                       const struct rt_model_prompt *prompt, int32_t **out_ids, uint32_t *out_n,
                        struct rt_api_error *error) TD_MUST_CHECK;
 /* Adds the model's end ids to the sampling settings (unless ignored) and limits max_tokens to the
  * context. */

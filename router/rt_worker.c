@@ -59,8 +59,8 @@ struct rt_job *rt_job_destroy(struct rt_job *j)
 
 static td_err work_prompt(struct rt_worker *w, struct rt_job *j, uint32_t i)
 {
-    TD_TRY(rt_model_encode(w->model, w->tok, &j->api, i, j->now_s, &j->ids[i], &j->n_ids[i],
-                           &j->error));
+    const struct rt_model_prompt prompt = {.request = &j->api, .index = i, .now_s = j->now_s};
+    TD_TRY(rt_model_encode(w->model, w->tok, &prompt, &j->ids[i], &j->n_ids[i], &j->error));
     return rt_model_limit(w->model, &j->api, j->n_ids[i], &j->sampling[i], &j->error);
 }
 

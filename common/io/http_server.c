@@ -669,13 +669,13 @@ static td_err resolve(const char *host, uint16_t port, struct sockaddr_storage *
 
 static uint16_t bound_port(int fd)
 {
-    struct sockaddr_storage sa = {0};
+    struct sockaddr_in6 sa = {
+        0}; /* an IPv4 address is shorter and has its port at the same place */
     socklen_t len = sizeof sa;
     if (getsockname(fd, (struct sockaddr *)&sa, &len) != 0) {
         return 0;
     }
-    return ntohs(sa.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&sa)->sin6_port
-                                          : ((struct sockaddr_in *)&sa)->sin_port);
+    return ntohs(sa.sin6_port);
 }
 
 td_err td_http_server_create(const struct td_http_server_params *p,

@@ -22,9 +22,7 @@ struct gpu_kv gpu_kv_make(const int32_t *lens, uint32_t n_seqs, uint32_t heads, 
         gpu_alloc(slice * layers * n_blocks), n_blocks, layers, heads, dim, header, slice};
     gpu_poison(c.pool.base, slice * layers * n_blocks);
     int32_t *perm = malloc(n_blocks * sizeof *perm);
-    c.tables_h = malloc(
-        (size_t)n_seqs * c.stride *
-        sizeof *c.tables_h); /* NOLINT(clang-analyzer-optin.portability.UnixAPI): never empty */
+    c.tables_h = malloc(((size_t)n_seqs * c.stride + 1) * sizeof *c.tables_h);
     if (perm == NULL || c.tables_h == NULL) {
         exit(2);
     }

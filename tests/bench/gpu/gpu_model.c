@@ -283,11 +283,9 @@ void gm_prefill_prepare(struct gm *m, const struct tk_chunk *chunks, uint32_t n_
         rows += (uint32_t)chunks[i].n;
         tiles_max += (uint32_t)chunks[i].n / TK_TILE_ROWS + 1;
     }
-    int32_t *pos = calloc(rows, sizeof *pos),
-            *tab = calloc(
-                rows,
-                sizeof *tab); /* NOLINT(clang-analyzer-optin.portability.UnixAPI): never empty */
-    uint32_t *tiles = malloc(tiles_max * sizeof *tiles);
+    int32_t *pos = calloc((size_t)rows + 1, sizeof *pos);
+    int32_t *tab = calloc((size_t)rows + 1, sizeof *tab);
+    uint32_t *tiles = malloc(((size_t)tiles_max + 1) * sizeof *tiles);
     for (uint32_t i = 0; i < n_chunks; i++) {
         for (int32_t j = 0; j < chunks[i].n; j++) {
             pos[chunks[i].row0 + j] = chunks[i].pos0 + j;

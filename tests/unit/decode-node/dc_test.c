@@ -461,12 +461,14 @@ static void the_first_step_also_carries_the_first_token(void **state)
     assert_int_equal(rig_tokens(r, &q), 0);
     /* The KV of the stub is not there, so only the first token can be as expected. */
     (void)rig_finish(r, D);
-    const struct td_wire_tokens *t = NULL;
+    const struct td_wire_tokens none = {0}, *t = &none;
     for (uint32_t i = 0; i < r->n_mail; i++) {
         t = r->mail[i].msg.type == TD_WIRE_TOKENS ? &r->mail[i].msg.tokens : t;
     }
-    assert_non_null(t);
-    assert_int_equal(t->n, 2);
+    if (t->n != 2 || t->tokens == NULL) {
+        fail_msg("%u tokens, not 2", t->n);
+        return;
+    }
     assert_int_equal(t->tokens[0].index, 0);
     assert_int_equal(t->tokens[0].token, rig_expect(&q, 0));
     assert_int_equal(t->tokens[1].index, 1);

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/uio.h>
 
 #include "common/base/rng.h"
 #include "common/io/xfer_int.h"
@@ -157,8 +158,8 @@ static void connect_to(struct stranger *s, const struct rig_node *p)
     assert_int_equal(td_ucx_connect(&s->u, addr, n, h, &s->ep), TD_OK);
 }
 
-static void throw_at(struct stranger *s, struct rig_node *p, unsigned id, const void *header,
-                     size_t header_len, const void *data, size_t len, bool reply)
+static void throw_at(struct stranger *s, struct rig_node *p, unsigned id, struct iovec header,
+                     struct iovec data, bool reply)
 {
     ucp_request_param_t param = {
         .op_attr_mask =
@@ -171,7 +172,8 @@ static void throw_at(struct stranger *s, struct rig_node *p, unsigned id, const 
         close_ep(s);
         connect_to(s, p);
     }
-    ucs_status_ptr_t r = ucp_am_send_nbx(s->ep, id, header, header_len, data, len, &param);
+    ucs_status_ptr_t r = ucp_am_send_nbx(s->ep, id, header.iov_base, header.iov_len, data.iov_base,
+                                         data.iov_len, &param);
     s->pending += UCS_PTR_IS_PTR(r);
     while (s->pending > 0) {
         (void)ucp_worker_progress(s->u.worker);
@@ -230,13 +232,14 @@ static void a_stranger_that_speaks_ucx_is_refused_and_counted(void **state)
         size_t n = make_header(header, id, &r);
         size_t len = lens[td_rng_next(&r) % (id < XF_AM_TABLE ? 6 : 4)]; /* UCX reads past its
                                                           table for a long message of a high id */
-        throw_at(&s, &p, id, header, n, payload, len, td_rng_next(&r) % 2);
+        throw_at(&s, &p, id, (struct iovec){header, n}, (struct iovec){payload, len},
+                 td_rng_next(&r) % 2);
     }
     /* Frames that are right but for who they come from, and a HELLO whose address is garbage. */
     for (unsigned id = XF_AM_HELLO; id <= XF_AM_BYE; id++) {
         struct xf_frame f = {XF_FRAME_MAGIC, TD_SLICE_VERSION, 0x6666, P_EPOCH, 4096};
-        throw_at(&s, &p, id, &f, sizeof f, payload, 4096, true);
-        throw_at(&s, &p, id, &f, sizeof f, payload, 4096, false);
+        throw_at(&s, &p, id, (struct iovec){&f, sizeof f}, (struct iovec){payload, 4096}, true);
+        throw_at(&s, &p, id, (struct iovec){&f, sizeof f}, (struct iovec){payload, 4096}, false);
     }
     still_works(&p, D_EPOCH + 2);
     td_xfer_stats_get(p.x, &stats);

@@ -157,13 +157,14 @@ void rig_send(struct rig_node *n, uint64_t epoch, const void *bytes, size_t len)
 /* The first `n` of a seeded permutation of 0 .. of - 1. */
 static void draw(uint32_t *out, uint32_t n, uint32_t of, uint64_t seed)
 {
+    assert_true(n <= of);
     uint32_t *all = malloc(of * sizeof *all);
     struct td_rng r = {seed};
     assert_non_null(all);
     for (uint32_t i = 0; i < of; i++) {
         all[i] = i;
     }
-    for (uint32_t i = 0; i < n; i++) {
+    for (uint32_t i = 0; i < n && i < of; i++) {
         uint32_t k = i + (uint32_t)(td_rng_next(&r) % (of - i));
         out[i] = all[k];
         all[k] = all[i];

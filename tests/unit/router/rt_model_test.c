@@ -81,7 +81,8 @@ static td_err encode(uint32_t index)
 {
     free(ids);
     ids = NULL;
-    return rt_model_encode(m, tok, &req, index, 0, &ids, &n_ids, &error);
+    const struct rt_model_prompt prompt = {.request = &req, .index = index};
+    return rt_model_encode(m, tok, &prompt, &ids, &n_ids, &error);
 }
 
 static void a_model_file_gives_vocabulary_template_and_names(void **state)
