@@ -33,11 +33,17 @@ struct order {
 
 /* ---- the child ---- */
 
-static void obey(struct rig_node *n, const struct order *o)
+/* *pushing: the push that may be under way, 0 for none; its blocks are not ours to fill. */
+static void obey(struct rig_node *n, struct order o, uint64_t *pushing)
 {
     struct rig_job j;
-    rig_job_make(&j, o->handle, N_BLOCKS, n, n, o->seed);
-    if (o->verb == 'p') {
+    if (*pushing != 0) {
+        assert_non_null(rig_wait(n, TD_XFER_PUSHED, *pushing, 0));
+        *pushing = 0;
+    }
+    rig_job_make(&j, o.handle, N_BLOCKS, n, n, o.seed);
+    if (o.verb == 'p') {
+        *pushing = j.push;
         rig_push(n, &j, OUR_EPOCH, 0, N_BLOCKS, 0, 0);
         rig_send(n, OUR_EPOCH, "record", 6);
     } else {
@@ -53,6 +59,7 @@ static int child_main(const char *transports, const char *fault)
     const uint8_t *addr;
     size_t len;
     uint32_t seen = 0;
+    uint64_t pushing = 0;
     s.transports = transports;
     if (td_fault_configure(fault) != TD_OK) {
         return 1;
@@ -66,7 +73,9 @@ static int child_main(const char *transports, const char *fault)
         rig_take(&n);
         for (; seen < n.n; seen++) {
             if (n.log[seen].ev.type == TD_XFER_MSG) {
-                obey(&n, (const struct order *)(const void *)n.log[seen].head);
+                struct order o;
+                memcpy(&o, n.log[seen].head, sizeof o);
+                obey(&n, o, &pushing);
             }
         }
         struct pollfd p[2] = {{.fd = td_xfer_event_fd(n.x), .events = POLLIN},
