@@ -280,14 +280,8 @@ static bool blocks_ok(const struct dc_core *c, const struct dc_seq *s)
         [DC_RUNNING] = 1u << TD_BLK_RUNNING,
         [DC_ENDING] = 1u << TD_BLK_QUARANTINED,
     };
-    for (uint32_t i = 0; i < s->n_blocks; i++) {
-        uint32_t id = dc_blocks(c, s)[i];
-        if (td_kv_pool_owner(c->pool, id) != nd_work_handle(&s->w) ||
-            (allowed[s->state] & 1u << (unsigned)td_kv_pool_state(c->pool, id)) == 0) {
-            return false;
-        }
-    }
-    return true;
+    return s->n_blocks == 0 || td_kv_pool_owns(c->pool, nd_work_handle(&s->w), dc_blocks(c, s),
+                                               s->n_blocks, allowed[s->state]);
 }
 
 struct sums {
@@ -322,8 +316,7 @@ static td_err dc_check(const void *core)
     TD_TRY(td_kv_pool_check(c->pool));
     TD_TRY(nd_works_check(c->works));
     TD_TRY(check_seqs(c, &sum));
-    uint32_t held = td_kv_pool_size(c->pool) - td_kv_pool_count(c->pool, TD_BLK_FREE) -
-                    td_kv_pool_count(c->pool, TD_BLK_CACHED);
+    uint32_t held = td_kv_pool_held(c->pool);
     if (c->broken || held != sum.blocks || sum.owed != c->owed_blk || sum.ready != c->n_ready ||
         sum.seats != nd_slots_size(c->seats) - nd_slots_free(c->seats) ||
         sum.slots != nd_slots_size(c->slots) - nd_slots_free(c->slots)) {

@@ -295,14 +295,8 @@ static bool blocks_ok(const struct pf_core *c, const struct pf_seq *s)
         [PF_HANDING] = 1u << TD_BLK_PARKED,
         [PF_ENDING] = 1u << TD_BLK_QUARANTINED,
     };
-    for (uint32_t i = 0; i < s->n_blocks; i++) {
-        uint32_t id = pf_blocks(c, s)[i];
-        if (td_kv_pool_owner(c->pool, id) != nd_work_handle(&s->w) ||
-            (allowed[s->state] & 1u << (unsigned)td_kv_pool_state(c->pool, id)) == 0) {
-            return false;
-        }
-    }
-    return true;
+    return s->n_blocks == 0 || td_kv_pool_owns(c->pool, nd_work_handle(&s->w), pf_blocks(c, s),
+                                               s->n_blocks, allowed[s->state]);
 }
 
 static td_err pf_check(const void *core)
@@ -327,8 +321,7 @@ static td_err pf_check(const void *core)
             return TD_ERR_INTERNAL;
         }
     }
-    uint32_t held = td_kv_pool_size(c->pool) - td_kv_pool_count(c->pool, TD_BLK_FREE) -
-                    td_kv_pool_count(c->pool, TD_BLK_CACHED);
+    uint32_t held = td_kv_pool_held(c->pool);
     if (c->broken || held != blocks || seats != nd_slots_size(c->seats) - nd_slots_free(c->seats) ||
         slots != nd_slots_size(c->slots) - nd_slots_free(c->slots)) {
         TD_LOG(ERROR, "prefill blocks do not add up", "held=%u owned=%u seats=%u slots=%u", held,

@@ -244,6 +244,23 @@ uint32_t td_kv_pool_count(const struct td_kv_pool *p, enum td_blk_state state)
     return p->count[state];
 }
 
+uint32_t td_kv_pool_held(const struct td_kv_pool *p)
+{
+    return p->size - p->count[TD_BLK_FREE] - p->count[TD_BLK_CACHED];
+}
+
+bool td_kv_pool_owns(const struct td_kv_pool *p, td_kv_owner owner, const uint32_t *ids, uint32_t n,
+                     unsigned states)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        if (td_kv_pool_owner(p, ids[i]) != owner ||
+            (states & 1u << (unsigned)td_kv_pool_state(p, ids[i])) == 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
 uint32_t td_kv_pool_overdue(const struct td_kv_pool *p, int64_t now_us)
 {
     uint32_t n = 0;

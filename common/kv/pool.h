@@ -62,6 +62,11 @@ int64_t td_kv_pool_deadline(const struct td_kv_pool *p, uint32_t id);
 
 uint32_t td_kv_pool_size(const struct td_kv_pool *p);
 uint32_t td_kv_pool_count(const struct td_kv_pool *p, enum td_blk_state state);
+/* Blocks that somebody holds: neither free nor cached. */
+uint32_t td_kv_pool_held(const struct td_kv_pool *p);
+/* True when each of the `n` blocks is `owner`'s, in a state whose bit (1u << state) `states` has. */
+bool td_kv_pool_owns(const struct td_kv_pool *p, td_kv_owner owner, const uint32_t *ids, uint32_t n,
+                     unsigned states);
 /* Number of blocks held past their deadline at `now`; O(size): tests and the simulator. */
 uint32_t td_kv_pool_overdue(const struct td_kv_pool *p, int64_t now_us);
 const char *td_kv_state_name(enum td_blk_state s);

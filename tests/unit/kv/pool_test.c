@@ -126,7 +126,16 @@ static void held_blocks_show_their_owner_and_deadline(void **state)
     assert_int_equal(td_kv_pool_overdue(p, 101), 3);
     assert_int_equal(td_kv_pool_move(p, OWNER, ids, 3, TD_BLK_RESERVED, 200), TD_OK);
     assert_int_equal(td_kv_pool_overdue(p, 101), 0);
-    assert_int_equal(td_kv_pool_release(p, OWNER, ids, 3), TD_OK);
+    unsigned reserved = 1u << TD_BLK_RESERVED;
+    assert_int_equal(td_kv_pool_held(p), 3);
+    assert_true(td_kv_pool_owns(p, OWNER, ids, 3, reserved | 1u << TD_BLK_FILLING));
+    assert_false(td_kv_pool_owns(p, OWNER, ids, 3, 1u << TD_BLK_FILLING)); /* another state */
+    assert_false(td_kv_pool_owns(p, OWNER + 1, ids, 3, reserved));
+    assert_int_equal(td_kv_pool_release(p, OWNER, &ids[2], 1), TD_OK);
+    assert_int_equal(td_kv_pool_held(p), 2);
+    assert_true(td_kv_pool_owns(p, OWNER, ids, 2, reserved));
+    assert_false(td_kv_pool_owns(p, OWNER, ids, 3, reserved)); /* the last is nobody's */
+    assert_int_equal(td_kv_pool_release(p, OWNER, ids, 2), TD_OK);
     assert_int_equal(td_kv_pool_owner(p, ids[1]), 0);
     assert_true(td_kv_pool_deadline(p, ids[1]) == TD_NEVER);
     (void)td_kv_pool_destroy(p);
