@@ -54,8 +54,10 @@ def fetch():
         req = os.path.join(tmp, "req.txt")
         with open(req, "w") as f:
             f.write(f"{SDIST} --hash=sha256:{SDIST_SHA256}\n")
-        # pip asks a source archive for its metadata; with the pinned build tool that runs nothing unpinned.
-        subprocess.run([sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check", "--no-deps",
+        # pip asks a source archive for its metadata; with the pinned build tool that runs nothing unpinned. Only the
+        # Python of the tests has that tool: the one that runs this may merely have the packages to compare with.
+        python = os.environ.get("TANDEM_TEST_PYTHON") or sys.executable
+        subprocess.run([python, "-m", "pip", "download", "-q", "--disable-pip-version-check", "--no-deps",
                         "--no-binary", ":all:", "--no-build-isolation", "--require-hashes", "-r", req, "-d", tmp],
                        check=True, stdout=sys.stderr)
         archive, = glob.glob(os.path.join(tmp, "llama_cpp_python-*.tar.gz"))
