@@ -275,7 +275,8 @@ struct td_wire_rank {
 };
 struct td_wire_layout { /* mirrors common/model/kv_layout.h */
     uint64_t id;
-    uint32_t version, group, n_layers, n_kv_heads, head_dim, block_tok, dtype, order, slice_bytes;
+    uint32_t version, group, n_layers, n_kv_heads, head_dim, block_tok, dtype, order, slice_bytes,
+        window;
 };
 struct td_wire_node_info {
     uint64_t epoch;

@@ -53,7 +53,7 @@ static td_err layout_in(const PB(Layout) * p, struct td_wire_layout *out)
           wire_in(WIRE_LAYERS, p->n_layers) && wire_in(WIRE_HEADS, p->n_kv_heads) &&
           wire_in(WIRE_HEAD_DIM, p->head_dim) && wire_in(WIRE_BLOCK_TOK, p->block_tok) &&
           wire_in(WIRE_LAYOUT_CODE, p->dtype) && wire_in(WIRE_LAYOUT_CODE, p->order) &&
-          wire_in(WIRE_SLICE_BYTES, p->slice_bytes));
+          wire_in(WIRE_SLICE_BYTES, p->slice_bytes) && wire_in(WIRE_WINDOW, p->window));
     *out = (struct td_wire_layout){.id = p->id,
                                    .version = p->version,
                                    .group = p->group,
@@ -63,7 +63,8 @@ static td_err layout_in(const PB(Layout) * p, struct td_wire_layout *out)
                                    .block_tok = p->block_tok,
                                    .dtype = p->dtype,
                                    .order = p->order,
-                                   .slice_bytes = p->slice_bytes};
+                                   .slice_bytes = p->slice_bytes,
+                                   .window = p->window};
     return TD_OK;
 }
 
@@ -170,6 +171,8 @@ static PB(Layout) layout_out(const struct td_wire_layout *l)
     p.dtype = l->dtype;
     p.order = l->order;
     p.slice_bytes = l->slice_bytes;
+    p.has_window = l->window != 0;
+    p.window = l->window;
     return p;
 }
 

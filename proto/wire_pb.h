@@ -48,7 +48,8 @@
     X(HEAD_DIM, 0, 4096)                                                                           \
     X(BLOCK_TOK, 0, 4096)                                                                          \
     X(LAYOUT_CODE, 0, 255)                                                                         \
-    X(SLICE_BYTES, 0, 1 << 30)
+    X(SLICE_BYTES, 0, 1 << 30)                                                                     \
+    X(WINDOW, 0, 1 << 24)
 
 enum wire_bound {
 #define WIRE_BOUND_ENUM(name, lo, hi) WIRE_##name,

@@ -472,7 +472,8 @@ static void describe(struct td__ce *e, const struct td_cpu_engine_params *p)
                                       .dtype = e->f32 ? TD_KV_F32 : TD_KV_BF16,
                                       .order = TD_KV_K_DIM_TOKEN,
                                       .slice_bytes = slice,
-                                      .block_bytes = (uint64_t)slice * hp->n_layers};
+                                      .block_bytes = (uint64_t)slice * hp->n_layers,
+                                      .window = hp->window};
     e->blocks_per_seq = (i->max_model_len + TK_BLOCK_TOK - 1) / TK_BLOCK_TOK;
     e->q_scale = 1.0f / sqrtf((float)hp->head_dim);
 }

@@ -10,5 +10,6 @@ uint64_t td_kv_layout_id(const struct td_kv_layout *l)
     for (unsigned i = 0; i < sizeof fields / sizeof fields[0]; i++) {
         h = td_mix64(h ^ (fields[i] + 0x9e3779b97f4a7c15ull * (i + 1)));
     }
-    return h;
+    /* Layouts from before windows existed keep their id. */
+    return l->window == 0 ? h : td_mix64(h ^ (l->window + 0x9e3779b97f4a7c15ull * 11));
 }

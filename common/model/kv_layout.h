@@ -24,6 +24,7 @@ struct td_kv_layout {
     uint32_t order; /* enum td_kv_order */
     uint32_t slice_bytes;
     uint64_t block_bytes; /* n_layers * slice_bytes */
+    uint32_t window;      /* retention: tokens that a token sees, itself included; 0: all */
 };
 
 /* Stable 64-bit id over all fields. */

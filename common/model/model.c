@@ -110,15 +110,17 @@ static td_err check_sizes(struct open *o)
 static td_err check_features(struct open *o)
 {
     uint32_t experts = 0;
-    uint32_t window = 0;
     uint32_t value_dim = o->m->hp.head_dim;
 
     TD_TRY(get_u32(o, "expert_count", false, &experts));
     if (experts > 0) {
         return fail(o, TD_ERR_FILE_UNSUPPORTED, "mixtures of experts are not supported");
     }
-    TD_TRY(get_u32(o, "attention.sliding_window", false, &window));
-    if (window > 0 && window < o->m->hp.n_ctx) {
+    TD_TRY(get_u32(o, "attention.sliding_window", false, &o->m->hp.window));
+    if (o->m->hp.window >= o->m->hp.n_ctx) {
+        o->m->hp.window = 0; /* the context ends first */
+    }
+    if (o->m->hp.window > 0) {
         return fail(o, TD_ERR_FILE_UNSUPPORTED, "sliding-window attention is not supported");
     }
     TD_TRY(get_u32(o, "attention.value_length", false, &value_dim));
@@ -285,6 +287,22 @@ static td_err take_layers(struct open *o, const struct arch *a)
     return TD_OK;
 }
 
+static void note_dtypes(struct td_model *m)
+{
+    m->hp.weight_dtype = m->layers[0].wq.dtype;
+    m->hp.mixed_dtypes =
+        m->token_embd.dtype != m->hp.weight_dtype || m->output.dtype != m->hp.weight_dtype;
+    for (uint32_t l = 0; l < m->hp.n_layers; l++) {
+        const struct td_layer *w = &m->layers[l];
+        const enum td_dtype all[] = {w->wq.dtype,   w->wk.dtype, w->wv.dtype,  w->wo.dtype,
+                                     w->gate.dtype, w->up.dtype, w->down.dtype};
+
+        for (size_t i = 0; i < TD_COUNT(all); i++) {
+            m->hp.mixed_dtypes |= all[i] != m->hp.weight_dtype;
+        }
+    }
+}
+
 static td_err take_weights(struct open *o, const struct arch *a)
 {
     struct td_model *m = o->m;
@@ -300,6 +318,7 @@ static td_err take_weights(struct open *o, const struct arch *a)
         TD_TRY(take_weight(o, model_slots[i].name, &model_slots[i], w));
     }
     TD_TRY(take_layers(o, a));
+    note_dtypes(m);
     /* A tensor that the graph does not use (a bias, say) means other arithmetic than ours. */
     if (o->n_used != td_gguf_n_tensors(o->g)) {
         return fail(o, TD_ERR_FILE_UNSUPPORTED,

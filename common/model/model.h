@@ -2,7 +2,7 @@
  * identity.
  *
  * What: reads a GGUF file through gguf.h and checks every number and shape against the architecture
- * table (llama first). Weights stay in the mapping in their own format; engines repack them.
+ * table. Weights stay in the mapping in their own format; engines repack them.
  * td_model is a plain value after open: read it, never write it. Not: a tokenizer (common/text
  * builds one from struct td_model_tokenizer) and not an engine (engine.h). Owner: the shell that
  * opened it; engines and tokenizers borrow it and must be destroyed first. Thread: open and close
@@ -30,7 +30,10 @@
 #define TD_MODEL_MAX_CTX      (16u * 1024 * 1024)
 #define TD_MODEL_SAMPLE       4096 /* bytes of each tensor that enter the identity */
 
-enum td_arch { TD_ARCH_LLAMA };
+/* What sets them apart: QWEN2 has biases on q, k and v; QWEN3 normalises each head of q and k;
+ * MISTRAL may have a window. An engine that goes by the fields of td_layer and td_hparams needs no
+ * case for any of them. */
+enum td_arch { TD_ARCH_LLAMA, TD_ARCH_QWEN2, TD_ARCH_QWEN3, TD_ARCH_MISTRAL };
 /* Which dimensions of a head turn together: (2i, 2i+1) or (i, i + rope_dim/2). */
 enum td_rope_style { TD_ROPE_PAIRS, TD_ROPE_HALVES };
 
@@ -44,14 +47,19 @@ struct td_weight {
     struct td_str name;
 };
 
+/* Vectors are F32 whatever the file holds. Those that an architecture lacks have data == NULL. */
 struct td_layer {
     struct td_weight attn_norm; /* [n_embd], F32 */
     struct td_weight wq;        /* [n_heads * head_dim][n_embd] */
     struct td_weight wk, wv;    /* [n_kv_heads * head_dim][n_embd] */
-    struct td_weight wo;        /* [n_embd][n_heads * head_dim] */
-    struct td_weight ffn_norm;  /* [n_embd], F32 */
-    struct td_weight gate, up;  /* [n_ffn][n_embd] */
-    struct td_weight down;      /* [n_embd][n_ffn] */
+    struct td_weight q_bias;    /* [n_heads * head_dim], F32: added to the product, before rope */
+    struct td_weight k_bias, v_bias; /* [n_kv_heads * head_dim], F32; all three or none */
+    struct td_weight q_norm, k_norm; /* [head_dim], F32: RMSNorm (rms_eps) of every head after the
+                                        bias and before rope; both or none */
+    struct td_weight wo;             /* [n_embd][n_heads * head_dim] */
+    struct td_weight ffn_norm;       /* [n_embd], F32 */
+    struct td_weight gate, up;       /* [n_ffn][n_embd] */
+    struct td_weight down;           /* [n_embd][n_ffn] */
 };
 
 struct td_hparams {
@@ -66,6 +74,9 @@ struct td_hparams {
     uint32_t rope_dim; /* leading dimensions of a head that turn; even, <= head_dim */
     float rope_theta;
     bool tied_embedding; /* output is token_embd */
+    uint32_t window;     /* a token sees itself and the window - 1 before it; 0: all of them */
+    enum td_dtype weight_dtype; /* of layer 0's wq; mixed_dtypes: some matrix has another */
+    bool mixed_dtypes;
 };
 
 struct td_model {

@@ -196,7 +196,8 @@ static void fill_layout(const struct td_kv_layout *l, struct td_wire_layout *out
                                    .block_tok = l->block_tok,
                                    .dtype = l->dtype,
                                    .order = l->order,
-                                   .slice_bytes = l->slice_bytes};
+                                   .slice_bytes = l->slice_bytes,
+                                   .window = l->window};
 }
 
 static td_err encode_info(struct td_node *n)

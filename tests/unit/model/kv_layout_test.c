@@ -23,8 +23,8 @@ static void the_id_of_a_layout_is_stable(void **state)
 static void every_field_changes_the_id(void **state)
 {
     uint64_t id = td_kv_layout_id(&base);
-    struct td_kv_layout l[10];
-    for (int i = 0; i < 10; i++) {
+    struct td_kv_layout l[11];
+    for (int i = 0; i < 11; i++) {
         l[i] = base;
     }
     l[0].version++;
@@ -37,7 +37,8 @@ static void every_field_changes_the_id(void **state)
     l[7].order--;
     l[8].slice_bytes++;
     l[9].block_bytes++;
-    for (int i = 0; i < 10; i++) {
+    l[10].window++;
+    for (int i = 0; i < 11; i++) {
         assert_true(td_kv_layout_id(&l[i]) != id);
     }
 }
