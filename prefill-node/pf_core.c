@@ -217,6 +217,10 @@ static void pf_step(void *core, int64_t now_us, const struct nd_event *ev, struc
         c->drain_until_us =
             ev->deadline_us < c->drain_until_us ? ev->deadline_us : c->drain_until_us;
         break;
+    case ND_EV_UNDRAIN:
+        c->draining = false;
+        c->drain_until_us = TD_NEVER;
+        break;
     }
     pf_run(c);
     c->out = NULL;

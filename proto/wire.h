@@ -164,8 +164,9 @@ struct td_wire_lease { /* PARK (P -> router), LEASE (router or D -> P: renew), P
     uint32_t life_ms;
 };
 struct td_wire_drain { /* router -> node, or node -> router as its announcement */
-    uint32_t limit_ms;
+    uint32_t limit_ms; /* then what still runs is ended; 0: never */
     const char *why;
+    bool undo; /* admit again */
 };
 struct td_wire_go_away {
     td_err reason;

@@ -11,7 +11,7 @@
  * copied twice. Each body has one function from the generated struct to ours; a missing submessage
  * reads as an empty one, whose mandatory parts then fail their check. Features of this build that a
  * `requires` may name: */
-static const char *const known_features[] = {"base"};
+static const char *const known_features[] = {"base", "undrain"};
 
 #define CHECK(cond)                                                                                \
     do {                                                                                           \
@@ -310,6 +310,7 @@ static td_err drain_in(const PB(Drain) * p, struct td_wire_drain *out)
     TD_TRY(requires_in(p->requires, p->n_requires));
     CHECK(wire_in(WIRE_TIME_MS, p->limit_ms) && wire_text_in(p->why, TD_WIRE_MAX_TEXT, &out->why));
     out->limit_ms = p->limit_ms;
+    out->undo = p->undo != 0;
     return TD_OK;
 }
 

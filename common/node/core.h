@@ -33,6 +33,7 @@ enum nd_event_type {
     ND_EV_XFER,        /* the data plane says; MSG events carry the decoded message in msg */
     ND_EV_TICK,        /* now has reached next_deadline, or later */
     ND_EV_DRAIN,       /* admit nothing new; finish what runs until deadline_us, then end it */
+    ND_EV_UNDRAIN,     /* admit again */
 };
 
 struct nd_event {

@@ -137,7 +137,7 @@ void nd__state(struct td_node *n, struct td_wire_state *out)
     n->p.role->state(n->core, out);
     out->role = n->p.role_told;
     out->ready = true;
-    out->draining = out->draining || n->draining;
+    out->draining = out->draining || n->draining || n->held;
 }
 
 /* ---- sources of events ---- */

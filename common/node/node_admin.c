@@ -28,7 +28,7 @@ static void respond(struct call *c, td_err err, const struct td_buf *b, const ch
 
 static void h_ready(struct call *c)
 {
-    if (c->n->draining) {
+    if (c->n->draining || c->n->held) {
         td_http_refuse(c->x, TD_ERR_DRAINING, "this node is draining", NULL, 1);
         return;
     }

@@ -46,7 +46,8 @@ struct td_node {
     struct td_wire_state last_state;
     int64_t state_sent_us, started_us;
     td_ticket last_ticket;
-    bool draining;
+    bool draining; /* the process ends */
+    bool held;     /* drained at an operator's word, which can be taken back */
 };
 
 /* node.c */

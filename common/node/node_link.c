@@ -134,6 +134,21 @@ static void on_up(void *arg, const struct td_link_peer *peer)
     nd__event(n, &ev);
 }
 
+/* An operator's word, by a router. A process that ends stays drained. */
+static void take_drain(struct td_node *n, uint64_t router, const struct td_wire_drain *d)
+{
+    char quoted[2 * TD_WIRE_MAX_TEXT];
+    TD_LOG(INFO, "drain asked for", "router=%016" PRIx64 " undo=%d limit_ms=%u why=%s", router,
+           d->undo, d->limit_ms, td_log_quote(d->why, strlen(d->why), quoted, sizeof quoted));
+    struct nd_event ev = {.type = d->undo ? ND_EV_UNDRAIN : ND_EV_DRAIN,
+                          .deadline_us = d->limit_ms > 0 ? td_now_us() + d->limit_ms * INT64_C(1000)
+                                                         : TD_NEVER};
+    if (!n->draining) {
+        n->held = !d->undo;
+        nd__event(n, &ev);
+    }
+}
+
 static void on_message(void *arg, uint64_t session, uint64_t peer_epoch, const uint8_t *data,
                        size_t len)
 {
@@ -154,6 +169,10 @@ static void on_message(void *arg, uint64_t session, uint64_t peer_epoch, const u
             r->full_wanted = true;
             nd__state_publish(n);
         }
+        return;
+    }
+    if (err == TD_OK && msg.type == TD_WIRE_DRAIN) {
+        take_drain(n, peer_epoch, &msg.drain);
         return;
     }
     nd_metrics_request_bytes(n->metrics, len);

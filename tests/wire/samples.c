@@ -112,6 +112,7 @@ static const struct wire_sample samples[] = {
     {"pull", {.type = TD_WIRE_PULL, .lease = {.id = WORK, .life_ms = 20000}}},
     {"lease", {.type = TD_WIRE_LEASE, .lease = {.id = WORK, .life_ms = 10000}}},
     {"drain", {.type = TD_WIRE_DRAIN, .drain = {.limit_ms = 600000, .why = "upgrade"}}},
+    {"undrain", {.type = TD_WIRE_DRAIN, .drain = {.why = "upgraded", .undo = true}}},
     {"role", {.type = TD_WIRE_ROLE, .role = {.role = TD_ROLE_BOTH}}},
     {"go_away",
      {.type = TD_WIRE_GO_AWAY, .go_away = {.reason = TD_ERR_DRAINING, .text = "shutting down"}}},

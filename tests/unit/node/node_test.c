@@ -270,6 +270,43 @@ static void a_drain_is_told_at_once_and_ends_when_no_work_is_left(void **state)
     assert_true(td_node_idle(r->node));
 }
 
+static bool is_not_draining(void *arg)
+{
+    return !is_draining(arg);
+}
+
+static void a_router_can_drain_the_node_and_take_it_back(void **state)
+{
+    struct shell_rig *r = *state;
+    struct fake_router *x = &r->routers[0], *other = &r->routers[1];
+    char out[65536];
+    shell_start(r);
+    shell_attach(r, 0);
+    shell_attach(r, 1);
+    struct td_wire_msg m = {.type = TD_WIRE_DRAIN, .drain = {.limit_ms = 5000, .why = "up\"grade"}};
+    int64_t before = td_now_us();
+    shell_send(x, &m);
+    shell_until(r, is_draining, other, "the other router to hear of it");
+    assert_int_equal(fake_role.events[ND_EV_DRAIN], 1);
+    assert_true(fake_role.drain_deadline_us >= before + 5000000);
+    assert_int_equal(shell_get(r, "GET", "/readyz", out, sizeof out), 503);
+    m.drain = (struct td_wire_drain){.why = "", .undo = true};
+    shell_send(other, &m);
+    shell_until(r, is_not_draining, x, "the node to be back");
+    assert_int_equal(fake_role.events[ND_EV_UNDRAIN], 1);
+    assert_int_equal(shell_get(r, "GET", "/readyz", out, sizeof out), 200);
+    m.drain = (struct td_wire_drain){.why = ""}; /* without a limit */
+    shell_send(x, &m);
+    shell_reaches(r, &fake_role.events[ND_EV_DRAIN], 2, "the second drain");
+    assert_true(fake_role.drain_deadline_us == TD_NEVER);
+    td_node_drain(r->node, 5000000); /* the process ends: no word takes that back */
+    m.drain.undo = true;
+    shell_send(x, &m);
+    shell_passes(r, 20);
+    assert_int_equal(fake_role.events[ND_EV_UNDRAIN], 1);
+    shell_until(r, is_draining, other, "the node to stay drained");
+}
+
 static void the_admin_port_serves_probes_version_metrics_and_waits(void **state)
 {
     struct shell_rig *r = *state;
@@ -355,6 +392,7 @@ int main(void)
         TEST(a_router_that_vanishes_is_lost_to_the_role),
         TEST(a_deadline_of_the_role_becomes_a_tick),
         TEST(a_drain_is_told_at_once_and_ends_when_no_work_is_left),
+        TEST(a_router_can_drain_the_node_and_take_it_back),
         TEST(the_admin_port_serves_probes_version_metrics_and_waits),
         TEST(parameters_that_do_not_fit_are_refused),
         TEST(failing_allocations_are_errors_without_leaks),

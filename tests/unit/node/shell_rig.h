@@ -16,7 +16,7 @@
 #define SHELL_ROUTERS    2
 
 struct fake_role {
-    uint32_t events[ND_EV_DRAIN + 1]; /* by type */
+    uint32_t events[ND_EV_UNDRAIN + 1]; /* by type */
     uint64_t last_router;
     enum td_wire_type last_msg;
     td_err last_decode_err;

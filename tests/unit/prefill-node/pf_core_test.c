@@ -170,6 +170,24 @@ static void a_drain_admits_nothing_and_lets_the_rest_finish(void **state)
     (void)rig_destroy(r);
 }
 
+static void an_undrained_node_admits_again_and_forgets_the_limit(void **state)
+{
+    (void)state;
+    struct rig *r = one(16);
+    rig_plain(r, NODE, ND_EV_DRAIN, r->now + 3 * RIG_SECOND);
+    rig_deliver(r);
+    assert_true(rig_state(r, NODE).draining);
+    rig_plain(r, NODE, ND_EV_UNDRAIN, 0);
+    rig_deliver(r);
+    assert_false(rig_state(r, NODE).draining);
+    struct td_wire_request q = put(r, 1, RIG_ROUTER, 100);
+    rig_settle(r);
+    rig_pass(r, 4 * RIG_SECOND);
+    assert_null(rig_end(r, NODE, &q.id)); /* neither refused nor cut */
+    assert_int_equal(rig_tokens(r, &q), 1);
+    (void)rig_destroy(r);
+}
+
 static void the_shorter_of_two_drain_limits_holds(void **state)
 {
     (void)state;
@@ -228,6 +246,7 @@ int main(void)
         cmocka_unit_test(the_state_counts_what_waits_and_what_runs),
         cmocka_unit_test(a_lost_router_takes_its_own_work_only),
         cmocka_unit_test(a_drain_admits_nothing_and_lets_the_rest_finish),
+        cmocka_unit_test(an_undrained_node_admits_again_and_forgets_the_limit),
         cmocka_unit_test(the_shorter_of_two_drain_limits_holds),
         cmocka_unit_test(a_message_for_the_other_role_is_refused),
         cmocka_unit_test(a_result_of_a_step_that_does_not_run_is_dropped),
