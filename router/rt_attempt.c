@@ -140,23 +140,6 @@ void rt__prefill_done(struct rt_core *c, struct rt_entry *e)
     e->p_tok = 0;
 }
 
-static void record_decision(struct rt_core *c, const struct rt_entry *e)
-{
-    struct rt_decision_record *r = &c->decisions[c->n_decisions++ % RT_DECISIONS];
-    const struct rt_decision *dec = &c->decision;
-    memset(r, 0, sizeof *r);
-    r->counter = e->counter;
-    r->attempt = e->attempt;
-    r->at_us = c->now_us;
-    r->predicted_ttft_us = dec->predicted_ttft_us;
-    r->predicted_us = dec->predicted_us;
-    (void)snprintf(r->p_name, sizeof r->p_name, "%.63s", dec->p->name);
-    (void)snprintf(r->d_name, sizeof r->d_name, "%.63s", dec->d->name);
-    uint32_t keep = dec->n_candidates < 8 ? dec->n_candidates : 8;
-    memcpy(r->candidates, dec->candidates, keep * sizeof r->candidates[0]);
-    r->n_candidates = dec->n_candidates;
-}
-
 static void send_attempt(struct rt_core *c, struct rt_entry *e)
 {
     struct rt_decision *dec = &c->decision;
@@ -168,7 +151,7 @@ static void send_attempt(struct rt_core *c, struct rt_entry *e)
     e->d_spoke = false;
     e->predicted_ttft_us = dec->predicted_ttft_us;
     charge(e, dec);
-    record_decision(c, e);
+    rt__record_decision(c, e);
     if (!local) {
         struct td_wire_prefill *p = &send_msg(c, e->p_epoch, TD_WIRE_PREFILL)->prefill;
         fill_request(c, e, dec->d, &p->r);
@@ -323,6 +306,7 @@ void rt__attempt_failed(struct rt_core *c, struct rt_entry *e, td_err err, uint6
            e->request_id, e->counter, e->attempt, td_err_code(err), e->n_output);
     td_err say = verdict(c, e, err);
     e->last_err = err;
+    rt__record_failure(c, e, err);
     if (say != TD_OK) {
         rt__finish(c, e, say, TD_FINISH_ERROR,
                    say == err && text != NULL && text[0] ? text : td_err_text(say));

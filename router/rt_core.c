@@ -122,7 +122,8 @@ static void emit_end(struct rt_core *c, struct rt_entry *e, td_err err, enum td_
     a->stages.output_tokens = e->n_output;
     a->attempts = e->attempt + 1;
     a->queue_us = e->placed_us > e->queued_us ? e->placed_us - e->queued_us : 0;
-    const struct rt_decision_record *dec = rt_core_decision(c, e->counter);
+    a->decision = e->decision;
+    const struct rt_decision_record *dec = rt_core_decision(c, e->decision);
     if (dec != NULL) {
         memcpy(a->p_name, dec->p_name, sizeof a->p_name);
         memcpy(a->d_name, dec->d_name, sizeof a->d_name);
@@ -456,6 +457,25 @@ static void on_node_up(struct rt_core *c, const struct td_wire_node_info *info)
            (int)n->role);
 }
 
+/* Here at once; by the node's own word other routers hear of it. */
+static void on_node_drain(struct rt_core *c, uint64_t epoch, const struct td_wire_drain *d)
+{
+    struct rt_node *n = rt_nodes_find(&c->nodes, epoch);
+    struct td_wire_msg *m = TD_ARENA_NEW(c->out->arena, struct td_wire_msg);
+    const char *why = td_arena_copy(c->out->arena, d->why, strlen(d->why) + 1);
+    if (n == NULL || m == NULL || why == NULL) {
+        return;
+    }
+    TD_LOG(INFO, d->undo ? "node taken back" : "node drained", "node=%s epoch=%016" PRIx64, n->name,
+           epoch);
+    n->held = !d->undo;
+    m->type = TD_WIRE_DRAIN;
+    m->drain = (struct td_wire_drain){.limit_ms = d->limit_ms, .why = why, .undo = d->undo};
+    struct rt_action *a = rt__action(c, RT_DO_SEND);
+    a->node_epoch = epoch;
+    a->msg = m;
+}
+
 static void entry_lost_node(struct rt_core *c, struct rt_entry *e, uint64_t epoch)
 {
     bool was_p = e->p_epoch == epoch, was_d = e->d_epoch == epoch;
@@ -571,6 +591,9 @@ void rt_core_step(struct rt_core *c, int64_t now_us, const struct rt_event *ev,
         break;
     case RT_EV_DRAIN:
         c->draining = true;
+        break;
+    case RT_EV_NODE_DRAIN:
+        on_node_drain(c, ev->node_epoch, ev->drain);
         break;
     case RT_EV_TICK:
         break;

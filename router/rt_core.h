@@ -64,7 +64,8 @@ enum rt_event_type {
     RT_EV_NODE_LOST, /* node_epoch */
     RT_EV_NODE_MSG,  /* node_epoch, msg */
     RT_EV_TICK,
-    RT_EV_DRAIN, /* refuse new requests */
+    RT_EV_DRAIN,      /* refuse new requests */
+    RT_EV_NODE_DRAIN, /* node_epoch, drain: an operator drains a node, or takes it back */
 };
 
 struct rt_event {
@@ -75,6 +76,7 @@ struct rt_event {
     uint64_t node_epoch;
     const struct td_wire_node_info *node_info;
     const struct td_wire_msg *msg;
+    const struct td_wire_drain *drain;
 };
 
 enum rt_metric {
@@ -104,12 +106,13 @@ struct rt_action {
     uint32_t index; /* TOKEN: of the output, from 0 */
     int32_t token;
     float logprob;
-    enum td_finish finish;        /* TOKEN: last one; END */
-    td_err err;                   /* END */
-    const char *text;             /* END: for people */
-    uint32_t n_output;            /* END */
-    uint32_t attempts;            /* END */
-    int64_t queue_us;             /* END: in the router's queue, last attempt */
+    enum td_finish finish; /* TOKEN: last one; END */
+    td_err err;            /* END */
+    const char *text;      /* END: for people */
+    uint32_t n_output;     /* END */
+    uint32_t attempts;     /* END */
+    uint64_t decision;     /* END: of the last attempt, for rt_core_decision(); 0: never placed */
+    int64_t queue_us;      /* END: in the router's queue, last attempt */
     char p_name[64], d_name[64];  /* END: where the last attempt ran; "" when nowhere */
     struct td_wire_stages stages; /* END: both nodes' */
     enum rt_metric metric;
@@ -145,22 +148,39 @@ struct rt_request_view {
     const char *request_id, *tenant;
     uint64_t p_epoch, d_epoch;
     uint32_t n_prompt, n_output, replays;
+    uint64_t decision; /* of the running or last attempt; 0: not placed yet */
     int64_t since_us, deadline_us;
 };
 uint32_t rt_core_requests(const struct rt_core *c, struct rt_request_view *out, uint32_t cap);
 uint32_t rt_core_count(const struct rt_core *c, enum rt_phase phase);
 uint64_t rt_core_queued_bytes(const struct rt_core *c);
 const struct rt_nodes *rt_core_nodes(const struct rt_core *c);
-/* The last decisions, newest first, for `explain`; NULL when the counter is not among them. */
-const struct rt_decision_record *rt_core_decision(const struct rt_core *c, uint64_t counter);
+/* Where one attempt went and why. The last RT_DECISIONS are kept. */
+#define RT_DECISIONS        1024
+#define RT_DECISION_PAIRS   12
+#define RT_DECISION_SKIPPED 8
 struct rt_decision_record {
+    uint64_t number, previous; /* of this one; of the request's attempt before, 0 for none */
     uint64_t counter;
     uint32_t attempt;
-    int64_t at_us, predicted_ttft_us, predicted_us;
+    int64_t submit_us, at_us; /* arrival of the request, placement of this attempt */
+    int64_t failed_us;        /* when this attempt failed; 0: it did not */
+    td_err failure;
+    int64_t predicted_ttft_us, predicted_us;
     char p_name[64], d_name[64];
-    uint32_t n_candidates;
-    struct rt_candidate candidates[8];
+    uint32_t
+        n_candidates; /* seen; the chosen first, then the best RT_DECISION_PAIRS - 1 in order */
+    struct rt_candidate candidates[RT_DECISION_PAIRS];
+    uint32_t n_skipped; /* nodes that take no work now; the first RT_DECISION_SKIPPED are named */
+    struct rt_skipped {
+        char name[64];
+        const char *why; /* static */
+    } skipped[RT_DECISION_SKIPPED];
 };
+/* NULL when there is none or it has been forgotten. */
+const struct rt_decision_record *rt_core_decision(const struct rt_core *c, uint64_t number);
+/* The request of this counter, while the ledger has it. */
+bool rt_core_request(const struct rt_core *c, uint64_t counter, struct rt_request_view *out);
 /* Invariants: phases sum up, every live entry has a deadline, nobody waits on a node that is gone.
  */
 td_err rt_core_check(const struct rt_core *c) TD_MUST_CHECK;

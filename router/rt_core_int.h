@@ -7,7 +7,6 @@
 #include "router/rt_core.h"
 #include "router/rt_ledger.h"
 
-#define RT_DECISIONS 256
 #define RT_END_GRACE_US                                                                            \
     1000000 /* a finished answer waits so long for D's last word about its stages */
 #define RT_ORDER_BITS     40 /* of the arrival in an admission key */
@@ -37,6 +36,11 @@ void rt__observe(struct rt_core *c, enum rt_metric m, double value);
 void rt__finish(struct rt_core *c, struct rt_entry *e, td_err err, enum td_finish finish,
                 const char *text);
 void rt__set_timer(struct rt_core *c, struct rt_entry *e, int64_t at_us);
+
+/* rt_core_view.c */
+/* Keeps the last placement for `explain`; e->decision names it. */
+void rt__record_decision(struct rt_core *c, struct rt_entry *e);
+void rt__record_failure(struct rt_core *c, const struct rt_entry *e, td_err err);
 
 /* rt_attempt.c */
 /* Puts the entry into the admission queue (phase QUEUED already set). */

@@ -38,6 +38,7 @@ struct rt_entry {
     int64_t submit_us, queued_us, placed_us, first_us, last_us, deadline_us;
     int64_t wait_pair_until_us; /* a replay gives up waiting for a pair then */
     int64_t predicted_ttft_us;
+    uint64_t decision; /* of the last attempt, rt_core_decision(); 0: none */
     struct td_wire_stages stages;
     struct td_heap_node timer; /* deadline of the phase */
     struct td_heap_node order; /* place in the admission queue: key = priority, then arrival */

@@ -25,6 +25,39 @@ struct rt_node *rt_nodes_find(struct rt_nodes *ns, uint64_t epoch)
     return NULL;
 }
 
+struct rt_node *rt_nodes_named(struct rt_nodes *ns, const char *name)
+{
+    struct rt_node *found = NULL;
+    for (uint32_t i = 0; i < RT_MAX_NODES; i++) {
+        struct rt_node *n = &ns->list[i];
+        if (n->epoch != 0 && strcmp(n->name, name) == 0 &&
+            (found == NULL || n->order > found->order)) {
+            found = n;
+        }
+    }
+    return found;
+}
+
+const char *rt_nodes_name(const struct rt_nodes *ns, uint64_t epoch)
+{
+    for (uint32_t i = 0; epoch != 0 && i < RT_MAX_NODES; i++) {
+        if (ns->list[i].epoch == epoch) {
+            return ns->list[i].name;
+        }
+    }
+    for (uint32_t i = 0; epoch != 0 && i < RT_MAX_NODES; i++) {
+        if (ns->gone[i].epoch == epoch) {
+            return ns->gone[i].name;
+        }
+    }
+    return "";
+}
+
+static void copy_text(char *to, size_t cap, const char *from)
+{
+    (void)snprintf(to, cap, "%s", from != NULL ? from : "");
+}
+
 td_err rt_nodes_up(struct rt_nodes *ns, const struct td_wire_node_info *info,
                    struct rt_node **out_node)
 {
@@ -36,9 +69,13 @@ td_err rt_nodes_up(struct rt_nodes *ns, const struct td_wire_node_info *info,
         }
         memset(n, 0, sizeof *n);
         n->epoch = info->epoch;
+        n->order = ++ns->n_ups;
         ns->count++;
     }
-    (void)snprintf(n->name, sizeof n->name, "%s", info->name);
+    copy_text(n->name, sizeof n->name, info->name);
+    copy_text(n->version, sizeof n->version, info->version);
+    copy_text(n->numerics, sizeof n->numerics, info->numerics);
+    copy_text(n->admin_address, sizeof n->admin_address, info->admin_address);
     n->role = info->role;
     n->layout_id = info->layout.id;
     n->numerics_id = info->numerics_id;
@@ -60,6 +97,9 @@ void rt_nodes_down(struct rt_nodes *ns, uint64_t epoch)
 {
     struct rt_node *n = rt_nodes_find(ns, epoch);
     if (n != NULL) {
+        struct rt_gone *g = &ns->gone[ns->n_gone++ % RT_MAX_NODES];
+        g->epoch = epoch;
+        memcpy(g->name, n->name, sizeof g->name - 1); /* the last byte stays 0 */
         n->epoch = 0;
         TD_INSIST(ns->count > 0);
         ns->count--;
@@ -86,7 +126,18 @@ bool rt_node_usable(const struct rt_node *n, enum td_role role)
     if (n->epoch == 0 || ((unsigned)n->role & (unsigned)role) != (unsigned)role) {
         return false;
     }
-    return n->have_state && n->state.ready && !n->state.draining;
+    return rt_node_why_not(n)[0] == 0;
+}
+
+const char *rt_node_why_not(const struct rt_node *n)
+{
+    if (!n->have_state) {
+        return "has not reported yet";
+    }
+    if (!n->state.ready) {
+        return "not ready";
+    }
+    return n->held || n->state.draining ? "draining" : "";
 }
 
 uint32_t rt_nodes_ready(const struct rt_nodes *ns, enum td_role role)

@@ -23,8 +23,10 @@ struct rt_node {
     uint32_t address_len;
     uint64_t layout_id, numerics_id;
     uint32_t block_tok, max_model_len, n_blocks, max_seqs;
-    uint32_t transport_ok; /* 1: usable on the data plane */
+    uint32_t transport_ok;                              /* 1: usable on the data plane */
+    char version[32], numerics[64], admin_address[128]; /* as told, cut */
 
+    bool held; /* an operator drains it: no new work from here, whatever it reports yet */
     bool have_state;
     struct td_wire_state state; /* as reported last */
     uint64_t state_seq;
@@ -35,11 +37,18 @@ struct rt_node {
     uint64_t unreported_tok; /* prompt tokens sent since the last report */
     uint32_t unreported_blk; /* KV blocks those works will need */
     uint64_t dispatched, lost_works;
+    uint64_t order; /* of its coming */
 };
 
 struct rt_nodes {
     struct rt_node list[RT_MAX_NODES];
     uint32_t count;
+    struct rt_gone { /* the last nodes that went, for `explain` */
+        uint64_t epoch;
+        char name[64];
+    } gone[RT_MAX_NODES];
+    uint32_t n_gone; /* ever */
+    uint64_t n_ups;  /* ever */
 };
 
 /* Adds the node or renews what is known of it. */
@@ -47,11 +56,17 @@ td_err rt_nodes_up(struct rt_nodes *ns, const struct td_wire_node_info *info,
                    struct rt_node **out_node) TD_MUST_CHECK;
 void rt_nodes_down(struct rt_nodes *ns, uint64_t epoch);
 struct rt_node *rt_nodes_find(struct rt_nodes *ns, uint64_t epoch);
+/* By name; when a restarted node and its predecessor are both attached, the younger one. NULL: none. */
+struct rt_node *rt_nodes_named(struct rt_nodes *ns, const char *name);
+/* Also of a node that has gone lately; "" when forgotten. */
+const char *rt_nodes_name(const struct rt_nodes *ns, uint64_t epoch);
 /* Takes a report; returns false when its sequence shows a gap (ask for a full one; the report is
  * used all the same). */
 bool rt_node_report(struct rt_node *n, const struct td_wire_state *s);
 /* True when new work may be sent for this role. */
 bool rt_node_usable(const struct rt_node *n, enum td_role role);
+/* Why it takes no work at all: "" when it does. */
+const char *rt_node_why_not(const struct rt_node *n);
 /* Usable nodes of a role: READY counts. */
 uint32_t rt_nodes_ready(const struct rt_nodes *ns, enum td_role role);
 

@@ -36,13 +36,15 @@ static int64_t prefill_cost(const struct rt_node *p, uint64_t tokens)
     return (int64_t)(tokens * per_ktok / 1000u);
 }
 
-static int64_t predict_prefill(const struct rt_node *p, uint32_t n_prompt)
+static uint64_t waiting_tokens(const struct rt_node *p)
 {
     uint64_t waiting = p->state.queued_prompt_tok + p->unreported_tok;
-    if (waiting < p->pending_tok) {
-        waiting = p->pending_tok;
-    }
-    return prefill_cost(p, waiting + n_prompt);
+    return waiting < p->pending_tok ? p->pending_tok : waiting;
+}
+
+static int64_t predict_prefill(const struct rt_node *p, uint32_t n_prompt)
+{
+    return prefill_cost(p, waiting_tokens(p) + n_prompt);
 }
 
 static uint64_t step_us(const struct rt_node *d)
@@ -101,24 +103,24 @@ static td_err pair_fits(const struct rt_placer *pl, const struct rt_node *p,
     return TD_OK;
 }
 
-static void remember(struct rt_decision *out, const struct rt_candidate *c)
-{
-    if (out->n_candidates < RT_MAX_CANDIDATES) {
-        out->candidates[out->n_candidates] = *c;
-    }
-    out->n_candidates++;
-}
-
 static void score(const struct rt_node *p, const struct rt_node *d,
                   const struct rt_place_request *r, struct rt_candidate *c)
 {
+    c->waiting_tok = waiting_tokens(p);
+    c->free_blk = free_blocks(d);
+    c->need_blk = rt_blocks_needed(d, r->n_prompt);
+    c->d_run = running_on(d);
+    if (c->excluded != TD_OK) {
+        return;
+    }
     c->prefill_us = predict_prefill(p, r->n_prompt);
     c->wait_us = predict_wait(d, r->n_prompt);
     c->decode_us = predict_decode(d, r);
     /* D's wait runs beside the prefill; only the longer of the two delays the start of decoding. */
     int64_t start = c->prefill_us > c->wait_us ? c->prefill_us : c->wait_us;
     c->score_us = start + c->decode_us;
-    if (avoided(r, p->epoch) || avoided(r, d->epoch)) {
+    c->avoided = avoided(r, p->epoch) || avoided(r, d->epoch);
+    if (c->avoided) {
         c->score_us += INT64_C(3600000000); /* only when nothing else is left */
     }
 }
@@ -143,41 +145,107 @@ struct search {
     int64_t best;
     uint32_t fitting; /* pairs that fit so far */
     td_err why;
+    uint32_t worst; /* of the kept candidates, once they are all there */
+    bool worst_known;
+    uint32_t want; /* round robin, second pass: the pair to take */
+    bool picking;
 };
+
+bool rt_candidate_better(const struct rt_candidate *a, const struct rt_candidate *b)
+{
+    if ((a->excluded == TD_OK) != (b->excluded == TD_OK)) {
+        return a->excluded == TD_OK;
+    }
+    return a->score_us < b->score_us;
+}
+
+static void find_worst(struct search *s)
+{
+    s->worst = 0;
+    for (uint32_t i = 1; i < RT_MAX_CANDIDATES; i++) {
+        if (rt_candidate_better(&s->out->candidates[s->worst], &s->out->candidates[i])) {
+            s->worst = i;
+        }
+    }
+    s->worst_known = true;
+}
+
+/* The best ones stay. Many replace few: the worst is looked for only after it has been replaced. */
+static void remember(struct search *s, const struct rt_candidate *c)
+{
+    struct rt_decision *out = s->out;
+    if (out->n_candidates < RT_MAX_CANDIDATES) {
+        out->candidates[out->n_candidates] = *c;
+    } else {
+        if (!s->worst_known) {
+            find_worst(s);
+        }
+        if (rt_candidate_better(c, &out->candidates[s->worst])) {
+            out->candidates[s->worst] = *c;
+            s->worst_known = false;
+        }
+    }
+    out->n_candidates++;
+}
+
+static void choose(struct search *s, struct rt_node *p, struct rt_node *d,
+                   const struct rt_candidate *c)
+{
+    s->out->p = p;
+    s->out->d = d;
+    s->out->predicted_ttft_us = c->prefill_us;
+    s->out->predicted_us = c->score_us;
+}
 
 static void consider(struct search *s, struct rt_node *p, struct rt_node *d)
 {
     struct rt_candidate c = {.p_epoch = p->epoch, .d_epoch = d->epoch};
     c.excluded = pair_fits(s->pl, p, d, s->r);
-    if (c.excluded != TD_OK) {
-        s->why = s->why == TD_OK ? c.excluded : worse(s->why, c.excluded);
-        remember(s->out, &c);
+    score(p, d, s->r, &c);
+    if (s->picking) {
+        if (c.excluded == TD_OK && s->fitting++ == s->want) {
+            choose(s, p, d, &c);
+        }
         return;
     }
-    score(p, d, s->r, &c);
-    remember(s->out, &c);
+    remember(s, &c);
+    if (c.excluded != TD_OK) {
+        s->why = s->why == TD_OK ? c.excluded : worse(s->why, c.excluded);
+        return;
+    }
     s->fitting++;
     if (s->pl->policy == RT_POLICY_PREDICT && c.score_us < s->best) {
         s->best = c.score_us;
-        s->out->p = p;
-        s->out->d = d;
-        s->out->predicted_ttft_us = c.prefill_us;
-        s->out->predicted_us = c.score_us;
+        choose(s, p, d, &c);
+    }
+}
+
+static void each_pair(struct search *s, struct rt_nodes *ns)
+{
+    for (uint32_t i = 0; i < RT_MAX_NODES; i++) {
+        struct rt_node *d = &ns->list[i];
+        if (!rt_node_usable(d, TD_ROLE_DECODE)) {
+            continue;
+        }
+        if (d->role == TD_ROLE_BOTH) {
+            consider(s, d, d);
+            continue; /* such a node prefills for itself only */
+        }
+        for (uint32_t k = 0; k < RT_MAX_NODES; k++) {
+            struct rt_node *p = &ns->list[k];
+            if (p != d && p->role == TD_ROLE_PREFILL && rt_node_usable(p, TD_ROLE_PREFILL)) {
+                consider(s, p, d);
+            }
+        }
     }
 }
 
 static void pick_round_robin(struct search *s, struct rt_nodes *ns)
 {
-    uint32_t want = s->pl->next++ % s->fitting, seen = 0;
-    for (uint32_t i = 0; i < s->out->n_candidates && i < RT_MAX_CANDIDATES; i++) {
-        const struct rt_candidate *c = &s->out->candidates[i];
-        if (c->excluded == TD_OK && seen++ == want) {
-            s->out->p = rt_nodes_find(ns, c->p_epoch);
-            s->out->d = rt_nodes_find(ns, c->d_epoch);
-            s->out->predicted_ttft_us = c->prefill_us;
-            s->out->predicted_us = c->score_us;
-        }
-    }
+    s->want = s->pl->next++ % s->fitting;
+    s->fitting = 0;
+    s->picking = true;
+    each_pair(s, ns);
 }
 
 td_err rt_place(struct rt_placer *pl, struct rt_nodes *ns, const struct rt_place_request *r,
@@ -185,22 +253,7 @@ td_err rt_place(struct rt_placer *pl, struct rt_nodes *ns, const struct rt_place
 {
     memset(out, 0, sizeof *out);
     struct search s = {.pl = pl, .r = r, .out = out, .best = INT64_MAX, .why = TD_OK};
-    for (uint32_t i = 0; i < RT_MAX_NODES; i++) {
-        struct rt_node *d = &ns->list[i];
-        if (!rt_node_usable(d, TD_ROLE_DECODE)) {
-            continue;
-        }
-        if (d->role == TD_ROLE_BOTH) {
-            consider(&s, d, d);
-            continue; /* such a node prefills for itself only */
-        }
-        for (uint32_t k = 0; k < RT_MAX_NODES; k++) {
-            struct rt_node *p = &ns->list[k];
-            if (p != d && p->role == TD_ROLE_PREFILL && rt_node_usable(p, TD_ROLE_PREFILL)) {
-                consider(&s, p, d);
-            }
-        }
-    }
+    each_pair(&s, ns);
     if (s.fitting == 0) {
         return s.why == TD_OK ? TD_ERR_NO_NODE : s.why;
     }

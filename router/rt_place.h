@@ -12,6 +12,7 @@
 #ifndef ROUTER_RT_PLACE_H
 #define ROUTER_RT_PLACE_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "common/base/err.h"
@@ -27,15 +28,19 @@ struct rt_place_request {
 struct rt_candidate { /* for `explain` */
     uint64_t p_epoch, d_epoch;
     td_err excluded;                        /* TD_OK: scored */
+    bool avoided;                           /* failed this request before: last choice */
     int64_t prefill_us, wait_us, decode_us; /* predicted parts */
     int64_t score_us;
+    uint64_t waiting_tok;               /* prompt tokens ahead on P */
+    uint32_t free_blk, need_blk, d_run; /* blocks of D, and works on it */
 };
 
 #define RT_MAX_CANDIDATES 64
 struct rt_decision {
     struct rt_node *p, *d; /* equal: local prefill */
     int64_t predicted_ttft_us, predicted_us;
-    uint32_t n_candidates; /* seen; the first RT_MAX_CANDIDATES are kept */
+    uint32_t
+        n_candidates; /* seen; when there are more than fit, the chosen and the best are kept */
     struct rt_candidate candidates[RT_MAX_CANDIDATES];
 };
 
@@ -48,6 +53,8 @@ struct rt_placer {
 
 td_err rt_place(struct rt_placer *pl, struct rt_nodes *ns, const struct rt_place_request *r,
                 struct rt_decision *out) TD_MUST_CHECK;
+/* Lower is better; what cannot run the request comes after everything that can. */
+bool rt_candidate_better(const struct rt_candidate *a, const struct rt_candidate *b);
 /* KV blocks a request needs at D when it joins. */
 uint32_t rt_blocks_needed(const struct rt_node *d, uint32_t n_prompt);
 

@@ -447,6 +447,95 @@ static void draining_refuses_new_requests(void **state)
     assert_int_equal(find(b, RT_DO_END, 0, 0)->err, TD_ERR_DRAINING);
 }
 
+static void drain_node(struct bench *b, uint64_t node, bool undo)
+{
+    struct td_wire_drain d = {.limit_ms = 7, .why = "upgrade", .undo = undo};
+    step(b, &(struct rt_event){.type = RT_EV_NODE_DRAIN, .node_epoch = node, .drain = &d}, NULL);
+}
+
+static void a_drained_node_gets_nothing_new_until_it_is_taken_back(void **state)
+{
+    struct bench *b = *state;
+    pair(b);
+    uint64_t running = submit(b, 3, 0);
+    drain_node(b, D0, false);
+    const struct rt_action *a = find(b, RT_DO_SEND, D0, TD_WIRE_DRAIN);
+    assert_non_null(a);
+    assert_int_equal(a->msg->drain.limit_ms, 7);
+    assert_string_equal(a->msg->drain.why, "upgrade");
+    assert_false(a->msg->drain.undo);
+    node_state(b, D0, TD_ROLE_DECODE, 0, 100); /* sent before the node heard of it */
+    assert_int_equal(submit(b, 3, 0), 0);
+    assert_int_equal(find(b, RT_DO_END, 0, 0)->err, TD_ERR_NO_NODE);
+    token(b, P0, running, 0, 0, 11, TD_FINISH_NONE); /* what runs goes on */
+    assert_non_null(find(b, RT_DO_TOKEN, 0, 0));
+    drain_node(b, D0, true);
+    assert_true(find(b, RT_DO_SEND, D0, TD_WIRE_DRAIN)->msg->drain.undo);
+    assert_int_not_equal(submit(b, 3, 0), 0);
+    drain_node(b, 0xee, false); /* unknown: gone meanwhile */
+    assert_null(find(b, RT_DO_SEND, 0xee, TD_WIRE_DRAIN));
+}
+
+static void each_attempt_keeps_where_it_went_and_why(void **state)
+{
+    struct bench *b = *state;
+    pair(b);
+    node_up(b, P1, TD_ROLE_PREFILL, 1);
+    node_up(b, D1, TD_ROLE_DECODE, 1);
+    drain_node(b, D1, false);
+    node_state(b, P1, TD_ROLE_PREFILL, 100, 100); /* the slower choice */
+    b->now += 5000;
+    uint64_t c = submit(b, 3, 0);
+    struct rt_request_view v;
+    assert_true(rt_core_request(b->core, c, &v));
+    const struct rt_decision_record *first = rt_core_decision(b->core, v.decision);
+    assert_non_null(first);
+    assert_int_equal(first->attempt, 0);
+    assert_int_equal(first->submit_us, b->now);
+    assert_int_equal(first->n_candidates, 2);
+    assert_int_equal(first->candidates[0].p_epoch, P0); /* the chosen one first */
+    assert_int_equal(first->candidates[1].p_epoch, P1);
+    assert_true(first->candidates[1].score_us > first->candidates[0].score_us);
+    assert_int_equal(first->n_skipped, 1);
+    assert_string_equal(first->skipped[0].why, "draining");
+    b->now += 9000;
+    lost(b, P0);
+    assert_int_equal(first->failure, TD_ERR_PEER_LOST);
+    assert_int_equal(first->failed_us, b->now);
+    assert_true(rt_core_request(b->core, c, &v));
+    const struct rt_decision_record *second = rt_core_decision(b->core, v.decision);
+    assert_int_equal(second->attempt, 1);
+    assert_int_equal(second->previous, first->number);
+    assert_int_equal(second->at_us, b->now);
+    assert_int_equal(second->failed_us, 0);
+    token(b, P1, c, 1, 0, 11, TD_FINISH_STOP);
+    const struct rt_action *e = find(b, RT_DO_END, 0, 0);
+    assert_non_null(e);
+    assert_int_equal(e->decision, second->number);
+    assert_null(rt_core_decision(b->core, 0));
+    assert_null(rt_core_decision(b->core, second->number + 1));
+}
+
+static void old_decisions_give_way(void **state)
+{
+    struct bench *b = *state;
+    pair(b);
+    uint64_t first = 0;
+    for (uint32_t i = 0; i <= RT_DECISIONS; i++) {
+        uint64_t c = submit(b, 1, 0);
+        struct rt_request_view v;
+        assert_true(rt_core_request(b->core, c, &v));
+        first = i == 0 ? v.decision : first;
+        assert_int_equal(rt_core_decision(b->core, v.decision)->counter, c);
+        token(b, P0, c, 0, 0, 11, TD_FINISH_LENGTH);
+        end(b, P0, c, 0, TD_OK);
+        end(b, D0, c, 0, TD_OK);
+        assert_false(rt_core_request(b->core, c, &v));
+    }
+    assert_null(rt_core_decision(b->core, first));
+    assert_non_null(rt_core_decision(b->core, first + 1));
+}
+
 static void creation_survives_failing_allocations(void **state)
 {
     (void)state;
@@ -479,6 +568,9 @@ int main(void)
         T(decode_lost_after_tokens_resumes_with_them),
         T(two_deaths_under_one_request_end_it),
         T(replays_are_counted),
+        T(a_drained_node_gets_nothing_new_until_it_is_taken_back),
+        T(each_attempt_keeps_where_it_went_and_why),
+        T(old_decisions_give_way),
         T(cancel_stops_both_nodes_and_waits_for_them),
         T(a_cancel_that_nobody_asked_for_is_replayed),
         T(an_answer_that_prefill_ended_makes_decode_let_go),

@@ -45,6 +45,39 @@ static void a_node_is_usable_only_after_it_reported_ready(void **state)
     assert_int_equal(rt_nodes_ready(ns, TD_ROLE_PREFILL), 0);
 }
 
+static void a_drained_node_is_not_usable_whatever_it_reports(void **state)
+{
+    (void)state;
+    struct rt_node *n = up(5, TD_ROLE_PREFILL);
+    assert_string_equal(rt_node_why_not(n), "has not reported yet");
+    (void)rt_node_report(n, &(struct td_wire_state){.seq = 1, .full = true, .ready = true});
+    assert_string_equal(rt_node_why_not(n), "");
+    n->held = true;
+    (void)rt_node_report(n, &(struct td_wire_state){.seq = 2, .ready = true});
+    assert_false(rt_node_usable(n, TD_ROLE_PREFILL));
+    assert_string_equal(rt_node_why_not(n), "draining");
+    (void)rt_node_report(n, &(struct td_wire_state){.seq = 3});
+    assert_string_equal(rt_node_why_not(n), "not ready");
+}
+
+static void names_are_found_and_outlive_their_nodes(void **state)
+{
+    (void)state;
+    (void)up(5, TD_ROLE_PREFILL);
+    struct rt_node *young = up(6, TD_ROLE_PREFILL); /* the same name, restarted */
+    assert_ptr_equal(rt_nodes_named(ns, "x"), young);
+    assert_null(rt_nodes_named(ns, "y"));
+    assert_string_equal(rt_nodes_name(ns, 5), "x");
+    rt_nodes_down(ns, 5);
+    assert_string_equal(rt_nodes_name(ns, 5), "x");
+    for (uint64_t i = 0; i < RT_MAX_NODES; i++) {
+        (void)up(1000 + i, TD_ROLE_DECODE);
+        rt_nodes_down(ns, 1000 + i);
+    }
+    assert_string_equal(rt_nodes_name(ns, 5), ""); /* forgotten by now */
+    assert_string_equal(rt_nodes_name(ns, 0), "");
+}
+
 static void a_gap_in_the_sequence_is_noticed(void **state)
 {
     (void)state;
@@ -76,6 +109,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(a_node_is_usable_only_after_it_reported_ready, setup,
                                         teardown),
+        cmocka_unit_test_setup_teardown(a_drained_node_is_not_usable_whatever_it_reports, setup,
+                                        teardown),
+        cmocka_unit_test_setup_teardown(names_are_found_and_outlive_their_nodes, setup, teardown),
         cmocka_unit_test_setup_teardown(a_gap_in_the_sequence_is_noticed, setup, teardown),
         cmocka_unit_test_setup_teardown(the_table_is_bounded_and_slots_come_back, setup, teardown),
     };

@@ -154,6 +154,89 @@ static void a_full_decode_node_is_passed_over(void **state)
     free(ns);
 }
 
+static bool kept(const struct rt_decision *d, uint64_t p, uint64_t dd)
+{
+    for (uint32_t i = 0; i < RT_MAX_CANDIDATES && i < d->n_candidates; i++) {
+        if (d->candidates[i].p_epoch == p && d->candidates[i].d_epoch == dd) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void of_more_pairs_than_fit_the_best_are_kept(void **state)
+{
+    (void)state;
+    struct rt_nodes *ns = td_zalloc(1, sizeof *ns);
+    static struct rt_decision dec;
+    for (uint32_t i = 0; i < 20; i++) { /* the later the better, so each newcomer replaces one */
+        (void)add(ns, 100 + i, TD_ROLE_PREFILL, 1000 * (20 - i));
+        (void)add(ns, 200 + i, TD_ROLE_DECODE, 1);
+    }
+    struct rt_node *slow = rt_nodes_find(ns, 200);
+    slow->state.decode_step_us = 1000000;
+    struct rt_placer pl = {.policy = RT_POLICY_PREDICT, .max_node_queue = 4};
+    struct rt_place_request r = {.n_prompt = 1000, .max_output = 16};
+    assert_int_equal(rt_place(&pl, ns, &r, &dec), TD_OK);
+    assert_int_equal(dec.n_candidates, 400);
+    assert_int_equal(dec.p->epoch, 119);
+    assert_true(kept(&dec, dec.p->epoch, dec.d->epoch));
+    assert_true(kept(&dec, 119, 219) && kept(&dec, 118, 219));
+    assert_false(kept(&dec, 100, 201));
+    for (uint32_t i = 0; i < RT_MAX_CANDIDATES; i++) {
+        assert_int_not_equal(dec.candidates[i].d_epoch, 200); /* the slow one */
+    }
+    free(ns);
+}
+
+static void round_robin_takes_each_of_many_pairs_in_turn(void **state)
+{
+    (void)state;
+    struct rt_nodes *ns = td_zalloc(1, sizeof *ns);
+    static struct rt_decision dec;
+    uint8_t seen[100] = {0};
+    for (uint32_t i = 0; i < 10; i++) {
+        (void)add(ns, 100 + i, TD_ROLE_PREFILL, 1000);
+        (void)add(ns, 200 + i, TD_ROLE_DECODE, 1);
+    }
+    struct rt_placer pl = {.policy = RT_POLICY_ROUND_ROBIN, .max_node_queue = 4};
+    struct rt_place_request r = {.n_prompt = 10, .max_output = 16};
+    for (int k = 0; k < 100; k++) {
+        assert_int_equal(rt_place(&pl, ns, &r, &dec), TD_OK);
+        seen[(dec.p->epoch - 100) * 10 + dec.d->epoch - 200]++;
+    }
+    for (int k = 0; k < 100; k++) {
+        assert_int_equal(seen[k], 1);
+    }
+    free(ns);
+}
+
+static void a_candidate_carries_the_numbers_it_was_judged_by(void **state)
+{
+    (void)state;
+    struct rt_nodes *ns = td_zalloc(1, sizeof *ns);
+    static struct rt_decision dec;
+    struct rt_node *p = add(ns, 1, TD_ROLE_PREFILL, 100000), *d = add(ns, 2, TD_ROLE_DECODE, 1);
+    p->pending_tok = 500;
+    d->inflight = 3;
+    d->state.blocks[TD_BLK_FREE] = 40;
+    struct rt_placer pl = {.policy = RT_POLICY_PREDICT, .max_node_queue = 4};
+    struct rt_place_request r = {.n_prompt = 100, .max_output = 16, .avoid = {2}};
+    assert_int_equal(rt_place(&pl, ns, &r, &dec), TD_OK);
+    const struct rt_candidate *c = &dec.candidates[0];
+    assert_int_equal(c->waiting_tok, 500);
+    assert_int_equal(c->prefill_us, 60000);
+    assert_int_equal(c->free_blk, 40);
+    assert_int_equal(c->need_blk, 7);
+    assert_int_equal(c->d_run, 3);
+    assert_true(c->avoided);
+    d->n_blocks = 2; /* numbers also beside a refusal */
+    assert_int_equal(rt_place(&pl, ns, &r, &dec), TD_ERR_NO_CAPACITY);
+    assert_int_equal(dec.candidates[0].excluded, TD_ERR_NO_CAPACITY);
+    assert_int_equal(dec.candidates[0].need_blk, 7);
+    free(ns);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -161,6 +244,9 @@ int main(void)
         cmocka_unit_test(refusals_name_their_reason),
         cmocka_unit_test(a_node_that_failed_the_request_is_the_last_choice),
         cmocka_unit_test(a_full_decode_node_is_passed_over),
+        cmocka_unit_test(of_more_pairs_than_fit_the_best_are_kept),
+        cmocka_unit_test(round_robin_takes_each_of_many_pairs_in_turn),
+        cmocka_unit_test(a_candidate_carries_the_numbers_it_was_judged_by),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
