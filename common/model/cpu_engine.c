@@ -5,9 +5,7 @@
 #include <math.h>
 #include <poll.h>
 #include <string.h>
-#include <sys/eventfd.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include "common/base/assert.h"
 #include "common/base/clock.h"
@@ -52,114 +50,23 @@ void *td__ce_alloc(struct td__ce *e, size_t bytes)
 
 /* --- steps: loop side --- */
 
-static bool tokens_ok(const struct td__ce *e, const struct td_row *row)
-{
-    for (uint32_t i = 0; i < row->n; i++) {
-        if (row->tokens[i] < 0 || (uint32_t)row->tokens[i] >= e->info.n_vocab) {
-            return false;
-        }
-    }
-    return true;
-}
-
-static bool slot_is_used(const struct td__ce_step *s, uint32_t slot)
-{
-    for (uint32_t r = 0; r < s->n_rows; r++) {
-        if (s->rows[r].live && s->rows[r].sampling == slot) {
-            return true;
-        }
-    }
-    return false;
-}
-
-/* What is wrong with a row; nothing of it may be touched unless TD_OK. */
-static td_err check_row(const struct td__ce *e, const struct td__ce_step *s,
-                        const struct td_row *row)
-{
-    uint32_t len = e->info.max_model_len;
-    if (row->n == 0 || row->table == NULL || (row->want & TD_WANT_PROMPT_LOGPROBS) != 0) {
-        return TD_ERR_BAD_REQUEST;
-    }
-    if (row->pos >= len || row->n > len - row->pos) {
-        return TD_ERR_CONTEXT_LENGTH;
-    }
-    uint32_t need = (row->pos + row->n + TK_BLOCK_TOK - 1) / TK_BLOCK_TOK;
-    if (row->n_blocks < need) {
-        return TD_ERR_BAD_REQUEST;
-    }
-    for (uint32_t i = 0; i < need; i++) {
-        if (row->table[i] >= e->info.n_blocks) {
-            return TD_ERR_BAD_REQUEST;
-        }
-    }
-    if (row->sampling != TD_NO_SAMPLE &&
-        (row->sampling >= e->info.max_slots || !e->slots[row->sampling].set ||
-         slot_is_used(s, row->sampling))) {
-        return TD_ERR_BAD_REQUEST;
-    }
-    if (row->tokens == NULL) {
-        return row->n == 1 && row->sampling != TD_NO_SAMPLE ? TD_OK : TD_ERR_BAD_REQUEST;
-    }
-    return tokens_ok(e, row) ? TD_OK : TD_ERR_BAD_REQUEST;
-}
-
-static void add_row(const struct td__ce *e, struct td__ce_step *s, const struct td_row *in)
-{
-    uint32_t r = s->n_rows;
-    struct td__ce_row *row = &s->rows[r];
-    struct td_row_result *result = &s->results[r];
-    memset(result, 0, sizeof *result);
-    result->seq = in->seq;
-    result->err = check_row(e, s, in);
-    memset(row, 0, sizeof *row);
-    row->live = result->err == TD_OK;
-    if (row->live) {
-        row->from_engine = in->tokens == NULL;
-        row->pos = in->pos;
-        row->n = in->n;
-        row->token0 = s->n_tok;
-        row->sampling = in->sampling;
-        row->want = in->want;
-        row->n_blocks = (in->pos + in->n + TK_BLOCK_TOK - 1) / TK_BLOCK_TOK;
-        row->table = s->tables + (size_t)r * e->blocks_per_seq;
-        memcpy(row->table, in->table, row->n_blocks * sizeof *row->table);
-        if (in->tokens != NULL) {
-            memcpy(s->tokens + s->n_tok, in->tokens, in->n * sizeof *in->tokens);
-        }
-        s->n_tok += in->n;
-        s->push_layers |= (in->want & TD_PUSH_LAYERS) != 0;
-    }
-    s->n_rows++;
-}
-
 static td_err submit_step(struct td__ce *e, const struct td_row *rows, size_t n_rows,
                           float *all_logits, td_ticket *out)
 {
-    uint64_t total = 0;
-    uint32_t tail = atomic_load_explicit(&e->tail, memory_order_relaxed); /* ours alone */
-    for (size_t i = 0; i < n_rows && i <= e->info.max_rows; i++) {
-        total += rows[i].n;
-    }
-    if (n_rows == 0 || n_rows > e->info.max_rows || total > e->info.max_tokens) {
-        return TD_ERR_BAD_REQUEST;
-    }
-    if (tail - e->polled >= TD_ENGINE_MAX_INFLIGHT) {
-        return TD_ERR_AGAIN;
-    }
-    struct td__ce_step *s = &e->steps[tail % TD__CE_SLOTS];
-    s->ticket = ++e->last_ticket;
-    s->n_rows = s->n_tok = 0;
-    s->push_layers = false;
-    s->all_logits = all_logits;
-    for (size_t i = 0; i < n_rows; i++) {
-        add_row(e, s, &rows[i]);
-    }
-    *out = s->ticket;
-    /* seq_cst: publishes the step, and orders against a sleeping engine thread */
-    atomic_store(&e->tail, tail + 1);
-    atomic_fetch_add(&e->kick, 1);
+    TD_TRY(td_steps_submit(&e->q, rows, n_rows, all_logits, out));
+    atomic_fetch_add(&e->kick, 1); /* seq_cst: orders the step against a sleeping engine thread */
     td_team_wake(&e->kick, &e->kick_sleepers);
     return TD_OK;
+}
+
+static td_err ce_poll(struct td_engine *base, struct td_step_result *out)
+{
+    return td_steps_poll(&of(base)->q, out);
+}
+
+static uint32_t ce_layers_done(struct td_engine *base, td_ticket ticket)
+{
+    return td_steps_layers_done(&of(base)->q, ticket);
 }
 
 static td_err ce_submit(struct td_engine *base, const struct td_row *rows, size_t n_rows,
@@ -168,47 +75,9 @@ static td_err ce_submit(struct td_engine *base, const struct td_row *rows, size_
     return submit_step(of(base), rows, n_rows, NULL, out);
 }
 
-static void signal_fd(int fd)
-{
-    uint64_t one = 1;
-    (void)!write(fd, &one, sizeof one); /* EAGAIN: the counter is full, so it is readable */
-}
-
-static td_err ce_poll(struct td_engine *base, struct td_step_result *out)
-{
-    struct td__ce *e = of(base);
-    uint64_t n;
-    (void)!read(e->event_fd, &n, sizeof n); /* before looking, so that no finish is lost */
-    /* acquire: pairs with the engine thread's release after the results */
-    uint32_t done = atomic_load_explicit(&e->done, memory_order_acquire);
-    if (done == e->polled) {
-        return TD_ERR_AGAIN;
-    }
-    struct td__ce_step *s = &e->steps[e->polled++ % TD__CE_SLOTS];
-    if (done != e->polled) {
-        signal_fd(e->event_fd);
-    }
-    out->ticket = s->ticket;
-    out->n_rows = s->n_rows;
-    out->rows = s->results;
-    out->exec_us = s->exec_us;
-    return TD_OK;
-}
-
-static uint32_t ce_layers_done(struct td_engine *base, td_ticket ticket)
-{
-    struct td__ce *e = of(base);
-    /* acquire: pairs with publish_layer() */
-    uint64_t p = atomic_load_explicit(&e->progress, memory_order_acquire);
-    if (p >> 16 == ticket) {
-        return (uint32_t)(p & 0xffff);
-    }
-    return p >> 16 > ticket ? e->info.n_layers : 0;
-}
-
 static td_err ce_seq_set(struct td_engine *base, uint32_t slot, const struct td_sampling_state *s)
 {
-    return td__ce_slot_set(of(base), slot, s);
+    return td_steps_slot_set(&of(base)->q, slot, s);
 }
 
 static const struct td_engine_info *ce_info(const struct td_engine *base)
@@ -218,12 +87,12 @@ static const struct td_engine_info *ce_info(const struct td_engine *base)
 
 static int ce_event_fd(const struct td_engine *base)
 {
-    return of(base)->event_fd;
+    return of(base)->q.event_fd;
 }
 
 static int ce_layer_fd(const struct td_engine *base)
 {
-    return of(base)->layer_fd;
+    return of(base)->q.layer_fd;
 }
 
 static void *ce_pool_base(const struct td_engine *base)
@@ -233,29 +102,29 @@ static void *ce_pool_base(const struct td_engine *base)
 
 /* --- steps: engine side --- */
 
-static bool resolve_token(const struct td__ce *e, struct td__ce_step *s, uint32_t r)
+static bool resolve_token(const struct td__ce *e, struct td_step *s, uint32_t r)
 {
-    const struct td__ce_row *row = &s->rows[r];
+    const struct td_step_row *row = &s->rows[r];
     if (!row->from_engine) {
         return true;
     }
-    const struct td__ce_slot *slot = &e->slots[row->sampling];
+    const struct td_sample_slot *slot = &e->q.slots[row->sampling];
     s->tokens[row->token0] = slot->last;
     return slot->has_last;
 }
 
 /* Drops rows that failed, closes the gaps they leave in the token list, plans the attention. */
-static void prepare(struct td__ce *e, struct td__ce_step *s)
+static void prepare(struct td__ce *e, struct td_step *s)
 {
     uint32_t n_tok = 0;
-    s->n_sample = 0;
+    e->n_sample = 0;
     for (uint32_t r = 0; r < s->n_rows; r++) {
-        struct td__ce_row *row = &s->rows[r];
+        struct td_step_row *row = &s->rows[r];
         if (row->live && (!resolve_token(e, s, r) || TD_FAULT(STEP_FAIL))) {
             row->live = false;
             s->results[r].err = TD_ERR_SEQ_FAILED;
             if (row->sampling != TD_NO_SAMPLE) {
-                e->slots[row->sampling].has_last = false;
+                e->q.slots[row->sampling].has_last = false;
             }
         }
         if (!row->live) {
@@ -264,10 +133,10 @@ static void prepare(struct td__ce *e, struct td__ce_step *s)
         memmove(s->tokens + n_tok, s->tokens + row->token0, row->n * sizeof *s->tokens);
         row->token0 = n_tok;
         for (uint32_t i = 0; i < row->n; i++) {
-            s->tok_row[n_tok++] = r;
+            e->tok_row[n_tok++] = r;
         }
         if (row->sampling != TD_NO_SAMPLE) {
-            s->sample_rows[s->n_sample++] = r;
+            e->sample_rows[e->n_sample++] = r;
         }
     }
     s->n_tok = n_tok;
@@ -275,7 +144,7 @@ static void prepare(struct td__ce *e, struct td__ce_step *s)
     td__ce_attn_plan(e);
 }
 
-static void execute(struct td__ce *e, struct td__ce_step *s)
+static void execute(struct td__ce *e, struct td_step *s)
 {
     int64_t start = td_now_us();
     TD_FAULT_DELAY(STEP_PAUSE);
@@ -285,24 +154,19 @@ static void execute(struct td__ce *e, struct td__ce_step *s)
         td__ce_run(e, 0);
     }
     s->exec_us = td_now_us() - start;
-    /* release: layers of this step, even of one without a live row, are done */
-    atomic_store_explicit(&e->progress, s->ticket << 16 | e->info.n_layers, memory_order_release);
-    if (s->push_layers) {
-        signal_fd(e->layer_fd);
-    }
-    atomic_fetch_add_explicit(&e->done, 1, memory_order_release); /* hands the slot to the loop */
-    signal_fd(e->event_fd);
+    td_steps_finish(&e->q, s);
 }
 
 static void *engine_main(void *arg)
 {
     struct td__ce *e = arg;
     td_thread_enter(&td_engine_role, "engine");
-    for (;;) {
+    for (uint32_t taken = 0;;) {
         uint32_t kick = atomic_load(&e->kick);
-        uint32_t done = atomic_load_explicit(&e->done, memory_order_relaxed); /* ours alone */
-        if (atomic_load_explicit(&e->tail, memory_order_acquire) != done) {
-            execute(e, &e->steps[done % TD__CE_SLOTS]);
+        struct td_step *s = td_steps_take(&e->q, taken);
+        if (s != NULL) {
+            taken++;
+            execute(e, s);
         } else if (atomic_load(&e->stop)) {
             break;
         } else {
@@ -381,16 +245,6 @@ static void carve_member(const struct td__ce *e, struct carver *c, struct td__ce
     me->count = carve(c, vocab, sizeof *me->count);
 }
 
-static void carve_step(const struct td__ce *e, struct carver *c, struct td__ce_step *s)
-{
-    s->tokens = carve(c, e->info.max_tokens, sizeof *s->tokens);
-    s->tok_row = carve(c, e->info.max_tokens, sizeof *s->tok_row);
-    s->rows = carve(c, e->info.max_rows, sizeof *s->rows);
-    s->tables = carve(c, (size_t)e->info.max_rows * e->blocks_per_seq, sizeof *s->tables);
-    s->results = carve(c, e->info.max_rows, sizeof *s->results);
-    s->sample_rows = carve(c, e->info.max_rows, sizeof *s->sample_rows);
-}
-
 static void carve_all(struct td__ce *e, struct carver *c)
 {
     size_t f = sizeof(float), tok = e->info.max_tokens;
@@ -408,21 +262,13 @@ static void carve_all(struct td__ce *e, struct carver *c)
     e->part_l = carve(c, parts, f);
     e->part_o = carve(c, parts * e->dim, f);
     e->spans = carve(c, e->info.max_rows, sizeof *e->spans);
-    e->slots = carve(c, e->info.max_slots, sizeof *e->slots);
+    e->tok_row = carve(c, tok, sizeof *e->tok_row);
+    e->sample_rows = carve(c, e->info.max_rows, sizeof *e->sample_rows);
     struct td__ce_member *members = carve(c, e->team.n, sizeof *members);
     e->members = members;
     struct td__ce_member none;
     for (uint32_t i = 0; i < e->team.n; i++) {
         carve_member(e, c, members != NULL ? &members[i] : &none);
-    }
-    for (uint32_t i = 0; i < TD__CE_SLOTS; i++) {
-        carve_step(e, c, &e->steps[i]);
-    }
-    for (uint32_t i = 0; i < e->info.max_slots; i++) {
-        int32_t *history = carve(c, e->info.max_model_len, sizeof *history);
-        if (c->base != NULL) {
-            e->slots[i].history = history;
-        }
     }
 }
 
@@ -439,15 +285,6 @@ static td_err make_buffers(struct td__ce *e)
     return e->pool != NULL ? TD_OK : TD_ERR_NO_MEMORY;
 }
 
-static uint64_t id_of(const char *text)
-{
-    uint64_t h = 0xcbf29ce484222325ull; /* FNV-1a */
-    for (; *text != '\0'; text++) {
-        h = (h ^ (uint8_t)*text) * 0x100000001b3ull;
-    }
-    return h;
-}
-
 static void describe(struct td__ce *e, const struct td_cpu_engine_params *p)
 {
     const struct td_hparams *hp = &e->model->hp;
@@ -461,7 +298,7 @@ static void describe(struct td__ce *e, const struct td_cpu_engine_params *p)
     i->max_tokens = p->max_tokens;
     i->max_slots = p->max_slots;
     i->numerics = e->f32 ? NUMERICS_F32 : NUMERICS_INT8;
-    i->numerics_id = id_of(i->numerics);
+    i->numerics_id = td_numerics_id(i->numerics);
     memcpy(i->model_id, e->model->id, sizeof i->model_id);
     uint32_t slice = 2 * hp->n_kv_heads * hp->head_dim * TK_BLOCK_TOK * (e->f32 ? 4 : 2);
     i->layout = (struct td_kv_layout){.version = 1,
@@ -474,7 +311,6 @@ static void describe(struct td__ce *e, const struct td_cpu_engine_params *p)
                                       .slice_bytes = slice,
                                       .block_bytes = (uint64_t)slice * hp->n_layers,
                                       .window = hp->window};
-    e->blocks_per_seq = (i->max_model_len + TK_BLOCK_TOK - 1) / TK_BLOCK_TOK;
     e->q_scale = 1.0f / sqrtf((float)hp->head_dim);
 }
 
@@ -567,12 +403,7 @@ static void ce_destroy(struct td_engine *base)
             free(e->owned[i].p);
         }
     }
-    if (e->event_fd >= 0) {
-        (void)close(e->event_fd);
-    }
-    if (e->layer_fd >= 0) {
-        (void)close(e->layer_fd);
-    }
+    td_steps_fini(&e->q);
     free(e);
 }
 
@@ -607,13 +438,10 @@ td_err td_cpu_engine_create(const struct td_model *model, const struct td_cpu_en
     e->model = model;
     e->ops = ops;
     e->f32 = strcmp(p->numerics, "f32") == 0;
-    e->event_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-    e->layer_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-    if (e->event_fd < 0 || e->layer_fd < 0) {
-        return TD_ERR_IO;
-    }
+    e->q.event_fd = e->q.layer_fd = -1;
     td_team_init(&e->team, p->n_threads);
     describe(e, p);
+    TD_TRY(td_steps_init(&e->q, &e->info));
     TD_TRY(td__ce_load(e));
     TD_TRY(make_buffers(e));
     TD_TRY(start_threads(e));
@@ -628,7 +456,7 @@ td_err td_cpu_engine_create(const struct td_model *model, const struct td_cpu_en
 static td_err wait_step(struct td_engine *base)
 {
     struct td_step_result result;
-    struct pollfd fd = {.fd = of(base)->event_fd, .events = POLLIN};
+    struct pollfd fd = {.fd = of(base)->q.event_fd, .events = POLLIN};
     td_err err = ce_poll(base, &result);
     while (err == TD_ERR_AGAIN) {
         (void)poll(&fd, 1, -1); /* EINTR: asks again */

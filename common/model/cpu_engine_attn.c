@@ -22,7 +22,7 @@ void *td__ce_kv(const struct td__ce *e, td_block_id block, uint32_t layer, uint3
            ((size_t)which * e->n_kv + head) * head_bytes;
 }
 
-static bool is_split(const struct td__ce *e, const struct td__ce_row *row)
+static bool is_split(const struct td__ce *e, const struct td_step_row *row)
 {
     return e->split && row->n == 1;
 }
@@ -34,7 +34,7 @@ static uint32_t chunks_of(uint32_t pos)
 
 void td__ce_attn_plan(struct td__ce *e)
 {
-    const struct td__ce_step *s = e->running;
+    const struct td_step *s = e->running;
     uint32_t decode_rows = 0, task = 0;
     e->n_spans = 0;
     for (uint32_t r = 0; r < s->n_rows; r++) {
@@ -42,7 +42,7 @@ void td__ce_attn_plan(struct td__ce *e)
     }
     e->split = decode_rows <= TD__CE_SPLIT_ROWS;
     for (uint32_t r = 0; r < s->n_rows; r++) {
-        const struct td__ce_row *row = &s->rows[r];
+        const struct td_step_row *row = &s->rows[r];
         if (!row->live) {
             continue;
         }
@@ -83,7 +83,7 @@ static size_t part_of(const struct td__ce *e, const struct td__ce_task_span *spa
 }
 
 /* Addresses of a chunk's blocks. */
-static void set_blocks(const struct td__ce *e, const struct td__ce_row *row, uint32_t head,
+static void set_blocks(const struct td__ce *e, const struct td_step_row *row, uint32_t head,
                        uint32_t chunk, struct tk_attn *a)
 {
     uint32_t n = (a->n_tok + TK_BLOCK_TOK - 1) / TK_BLOCK_TOK;
@@ -123,7 +123,7 @@ static void set_limits(const struct td__ce *e, struct td__ce_member *me, uint32_
 static void split_task(struct td__ce *e, struct td__ce_member *me,
                        const struct td__ce_task_span *span, uint32_t head, uint32_t chunk)
 {
-    const struct td__ce_row *row = &e->running->rows[span->row];
+    const struct td_step_row *row = &e->running->rows[span->row];
     size_t at = part_of(e, span, head, chunk);
     struct tk_attn a = {.head_dim = e->dim,
                         .nq = e->group,
@@ -139,7 +139,7 @@ static void split_task(struct td__ce *e, struct td__ce_member *me,
 }
 
 /* A tile of positions over all chunks, into e->att. */
-static void tile_task(struct td__ce *e, struct td__ce_member *me, const struct td__ce_row *row,
+static void tile_task(struct td__ce *e, struct td__ce_member *me, const struct td_step_row *row,
                       uint32_t head, uint32_t tile)
 {
     uint32_t first = tile * tile_positions(e), n = row->n - first;
@@ -176,7 +176,7 @@ void td__ce_attn_task(struct td__ce *e, uint32_t member, uint32_t task)
     /* last tiles first: they see the most tokens, so the team ends together */
     task = e->n_attn_tasks - 1 - task;
     const struct td__ce_task_span *span = span_of(e, task);
-    const struct td__ce_row *row = &e->running->rows[span->row];
+    const struct td_step_row *row = &e->running->rows[span->row];
     uint32_t i = task - span->first;
     if (is_split(e, row)) {
         split_task(e, &e->members[member], span, i % e->n_kv, i / e->n_kv);
@@ -189,10 +189,10 @@ void td__ce_attn_collect(struct td__ce *e, uint32_t member, uint32_t t)
 {
     struct td__ce_member *me = &e->members[member];
     const struct td__ce_task_span *span = e->spans;
-    while (span->row != e->running->tok_row[t]) {
+    while (span->row != e->tok_row[t]) {
         span++;
     }
-    const struct td__ce_row *row = &e->running->rows[span->row];
+    const struct td_step_row *row = &e->running->rows[span->row];
     if (!is_split(e, row)) {
         return;
     }

@@ -14,55 +14,17 @@
 
 #include "common/model/cpu_engine.h"
 #include "common/model/cpu_engine_team.h"
+#include "common/model/engine_steps.h"
 #include "common/model/model.h"
 #include "kernels/tk.h"
 
 #define TD__CE_MAGIC        0x54434531u
-#define TD__CE_SLOTS        (TD_ENGINE_MAX_INFLIGHT + 1)
 #define TD__CE_MAX_OWNED    64
 #define TD__CE_SPLIT_ROWS   8  /* decode rows up to which attention is split by chunk */
 #define TD__CE_GATE_ROWS    64 /* rows of gate and up that stay in a member's scratch */
 #define TD__CE_SHARE_TOK    4  /* tokens up to which products are cut into one share a member */
 #define TD__CE_SERIAL_TOK   2  /* tokens up to which small phases run inside a barrier */
 #define TD__CE_TILE_QUERIES 48
-
-/* One row as the team executes it. */
-struct td__ce_row {
-    bool live;        /* passed the checks */
-    bool from_engine; /* its token is the slot's last one */
-    uint32_t pos, n;
-    uint32_t token0;   /* of its tokens in the step's flat list */
-    uint32_t sampling; /* slot or TD_NO_SAMPLE */
-    uint32_t want;
-    uint32_t n_blocks;
-    td_block_id *table; /* in the step's arena */
-};
-
-struct td__ce_step {
-    td_ticket ticket;
-    uint32_t n_rows, n_tok;
-    bool push_layers;
-    int32_t *tokens;         /* [max_tokens] */
-    uint32_t *tok_row;       /* [max_tokens] */
-    struct td__ce_row *rows; /* [max_rows] */
-    td_block_id *tables;     /* [max_rows][blocks of a sequence] */
-    struct td_row_result *results;
-    float *all_logits; /* borrowed: tool hook, logits of every token; else NULL */
-    int64_t exec_us;
-    /* filled when it runs */
-    uint32_t *sample_rows; /* [max_rows] rows that sample */
-    uint32_t n_sample;
-};
-
-struct td__ce_slot {
-    bool set;
-    struct td_sampling_params p; /* p.bias points into bias */
-    struct td_logit_bias bias[TD_SAMPLING_MAX_BIAS];
-    int32_t *history; /* [max_model_len] prompt, then output */
-    uint32_t n_prompt, n_history;
-    bool has_last;
-    int32_t last; /* sampled last */
-};
 
 struct td__ce_layer {
     const float *attn_norm, *ffn_norm; /* borrowed from the model */
@@ -94,7 +56,7 @@ struct td__ce {
     const struct tk_ops *ops;
     struct td_engine_info info;
     bool f32;
-    uint32_t embd, ffn, n_heads, n_kv, dim, group, rope_dim, blocks_per_seq;
+    uint32_t embd, ffn, n_heads, n_kv, dim, group, rope_dim;
     uint32_t q_width, kv_width, qkv_width;
 
     struct td__ce_layer *layers;
@@ -118,18 +80,16 @@ struct td__ce {
     float q_scale;  /* 1 / sqrt(dim) */
 
     struct td__ce_member *members;
-    struct td__ce_slot *slots;
-    struct td__ce_step steps[TD__CE_SLOTS];
-    struct td__ce_step *running;
+    struct td_steps q;
+    struct td_step *running;
+    /* of the running step, filled when it starts */
+    uint32_t *tok_row;     /* [max_tokens] */
+    uint32_t *sample_rows; /* [max_rows] rows that sample */
+    uint32_t n_sample;
 
-    atomic_uint tail, done; /* steps submitted, finished */
-    atomic_uint kick;       /* futex word of the engine thread: grows with submit and stop */
+    atomic_uint kick; /* futex word of the engine thread: grows with submit and stop */
     atomic_uint kick_sleepers;
-    td_ticket last_ticket;  /* loop */
-    uint32_t polled;        /* loop: steps handed to the loop */
-    atomic_ullong progress; /* ticket << 16 | layers done */
     atomic_bool stop;
-    int event_fd, layer_fd;
     struct td_team team;
     pthread_t threads[TD_TEAM_MAX];
     uint32_t n_started;
@@ -161,10 +121,8 @@ void *td__ce_kv(const struct td__ce *e, td_block_id block, uint32_t layer, uint3
                 uint32_t which);
 
 /* cpu_engine_sample.c */
-td_err td__ce_slot_set(struct td__ce *e, uint32_t slot,
-                       const struct td_sampling_state *s) TD_MUST_CHECK;
 /* Chooses the next token of a row from its logits; position: of the token chosen. */
-void td__ce_sample(struct td__ce *e, uint32_t member, struct td__ce_slot *s, float *logits,
+void td__ce_sample(struct td__ce *e, uint32_t member, struct td_sample_slot *s, float *logits,
                    uint32_t position, uint32_t want, struct td_row_result *out);
 
 #endif

@@ -28,7 +28,7 @@ struct part {
 /* One member's view of the running step. */
 struct pass {
     struct td__ce *e;
-    struct td__ce_step *s;
+    struct td_step *s;
     struct td__ce_member *me;
     uint32_t member, layer, head0;
     /* current phase */
@@ -57,11 +57,8 @@ static void publish_layer(struct pass *p)
 {
     struct td__ce *e = p->e;
     e->layer = p->layer;
-    /* release: a reader that sees the count sees the slices */
-    atomic_store_explicit(&e->progress, p->s->ticket << 16 | (p->layer + 1), memory_order_release);
+    td_steps_layer(&e->q, p->s, p->layer + 1);
     if (p->s->push_layers) {
-        uint64_t one = 1;
-        (void)!write(e->layer_fd, &one, sizeof one); /* full counter: it is readable anyway */
         TD_LOG(DEBUG, "layer final", "ticket=%" PRIu64 " layer=%u at_us=%" PRId64, p->s->ticket,
                p->layer, td_now_us());
     }
@@ -234,7 +231,7 @@ static void embed_token(struct pass *p, uint32_t t)
 static void rope_token(struct pass *p, uint32_t t)
 {
     struct td__ce *e = p->e;
-    const struct td__ce_row *row = &p->s->rows[p->s->tok_row[t]];
+    const struct td_step_row *row = &p->s->rows[p->e->tok_row[t]];
     uint32_t pos = row->pos + (t - row->token0), slot = pos % TK_BLOCK_TOK;
     float *q = e->qkv + (size_t)t * e->qkv_width, *k = q + e->q_width, *v = k + e->kv_width;
     const float *cs = e->rope + (size_t)pos * e->rope_dim;
@@ -354,7 +351,7 @@ static void head_norm_row(struct pass *p, uint32_t i)
     struct td__ce *e = p->e;
     uint32_t t = p->head0 + i;
     if (p->s->all_logits == NULL) {
-        const struct td__ce_row *row = &p->s->rows[p->s->sample_rows[i]];
+        const struct td_step_row *row = &p->s->rows[p->e->sample_rows[i]];
         t = row->token0 + row->n - 1;
     }
     e->ops->rmsnorm(e->x + (size_t)t * e->embd, e->output_norm, e->embd, e->model->hp.rms_eps,
@@ -366,9 +363,9 @@ static void sample_item(void *arg, uint32_t member, uint32_t item)
 {
     struct pass *p = arg;
     struct td__ce *e = p->e;
-    uint32_t r = p->s->sample_rows[item];
-    const struct td__ce_row *row = &p->s->rows[r];
-    td__ce_sample(e, member, &e->slots[row->sampling], e->logits + (size_t)item * e->info.n_vocab,
+    uint32_t r = p->e->sample_rows[item];
+    const struct td_step_row *row = &p->s->rows[r];
+    td__ce_sample(e, member, &e->q.slots[row->sampling], e->logits + (size_t)item * e->info.n_vocab,
                   row->pos + row->n, row->want, &p->s->results[r]);
 }
 
@@ -385,7 +382,7 @@ static void run_head(struct pass *p, uint32_t head0, uint32_t n, float *logits)
 
 void td__ce_run(struct td__ce *e, uint32_t member)
 {
-    struct td__ce_step *s = e->running;
+    struct td_step *s = e->running;
     struct pass p = {.e = e, .s = s, .me = &e->members[member], .member = member, .rows = s->n_tok};
     run_phase(&p, 0, NULL, embed_token, s->n_tok);
     for (p.layer = 0; p.layer < e->info.n_layers; p.layer++) {
@@ -396,8 +393,8 @@ void td__ce_run(struct td__ce *e, uint32_t member)
             uint32_t n = s->n_tok - t < e->info.max_rows ? s->n_tok - t : e->info.max_rows;
             run_head(&p, t, n, s->all_logits + (size_t)t * e->info.n_vocab);
         }
-    } else if (s->n_sample > 0) {
-        run_head(&p, 0, s->n_sample, e->logits);
-        run_phase(&p, s->n_sample, sample_item, NULL, 0);
+    } else if (e->n_sample > 0) {
+        run_head(&p, 0, e->n_sample, e->logits);
+        run_phase(&p, e->n_sample, sample_item, NULL, 0);
     }
 }

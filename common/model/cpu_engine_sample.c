@@ -13,76 +13,13 @@
 #define GREEDY_BELOW 1e-5f /* of temperature: a division by less overflows */
 #define IN_PROMPT    0x80000000u
 
-static bool ids_in_range(const struct td__ce *e, const int32_t *ids, uint32_t n)
-{
-    for (uint32_t i = 0; i < n; i++) {
-        if (ids[i] < 0 || (uint32_t)ids[i] >= e->info.n_vocab) {
-            return false;
-        }
-    }
-    return true;
-}
-
-static bool params_ok(const struct td__ce *e, const struct td_sampling_params *p)
-{
-    const float all[] = {p->temperature,       p->top_p,           p->min_p, p->repetition_penalty,
-                         p->frequency_penalty, p->presence_penalty};
-    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
-        if (!isfinite(all[i])) {
-            return false;
-        }
-    }
-    if (p->n_stop_ids > TD_SAMPLING_MAX_STOP_IDS || p->n_bias > TD_SAMPLING_MAX_BIAS ||
-        p->repetition_penalty < 0 || (p->n_bias > 0 && p->bias == NULL)) {
-        return false;
-    }
-    for (uint32_t i = 0; i < p->n_bias; i++) {
-        if (!ids_in_range(e, &p->bias[i].id, 1) || !isfinite(p->bias[i].bias)) {
-            return false;
-        }
-    }
-    return ids_in_range(e, p->stop_ids, p->n_stop_ids);
-}
-
-td_err td__ce_slot_set(struct td__ce *e, uint32_t slot, const struct td_sampling_state *s)
-{
-    uint32_t len = e->info.max_model_len;
-    if (slot >= e->info.max_slots || !params_ok(e, &s->p)) {
-        return TD_ERR_BAD_REQUEST;
-    }
-    if (s->n_prompt > len || s->n_output > len - s->n_prompt) {
-        return TD_ERR_CONTEXT_LENGTH;
-    }
-    if (!ids_in_range(e, s->prompt, s->n_prompt) || !ids_in_range(e, s->output, s->n_output)) {
-        return TD_ERR_BAD_REQUEST;
-    }
-    struct td__ce_slot *out = &e->slots[slot];
-    out->p = s->p;
-    if (s->p.n_bias > 0) {
-        memcpy(out->bias, s->p.bias, s->p.n_bias * sizeof out->bias[0]);
-    }
-    out->p.bias = out->bias;
-    if (s->n_prompt > 0) {
-        memcpy(out->history, s->prompt, s->n_prompt * sizeof *s->prompt);
-    }
-    if (s->n_output > 0) {
-        memcpy(out->history + s->n_prompt, s->output, s->n_output * sizeof *s->output);
-    }
-    out->n_prompt = s->n_prompt;
-    out->n_history = s->n_prompt + s->n_output;
-    out->has_last = s->n_output > 0;
-    out->last = out->has_last ? s->output[s->n_output - 1] : 0;
-    out->set = true;
-    return TD_OK;
-}
-
 static bool has_penalties(const struct td_sampling_params *p)
 {
     return (p->repetition_penalty != 1.0f && p->repetition_penalty > 0) ||
            p->frequency_penalty != 0 || p->presence_penalty != 0;
 }
 
-static bool bans_stop_ids(const struct td__ce_slot *s)
+static bool bans_stop_ids(const struct td_sample_slot *s)
 {
     return s->n_history - s->n_prompt < s->p.min_tokens && s->p.n_stop_ids > 0;
 }
@@ -99,7 +36,7 @@ static void penalise(const struct td_sampling_params *p, uint32_t seen, float *l
     *logit = l;
 }
 
-static void penalise_history(const struct td__ce_slot *s, struct td__ce_member *me)
+static void penalise_history(const struct td_sample_slot *s, struct td__ce_member *me)
 {
     uint32_t n = 0;
     for (uint32_t i = 0; i < s->n_history; i++) {
@@ -117,7 +54,7 @@ static void penalise_history(const struct td__ce_slot *s, struct td__ce_member *
 }
 
 /* The logits that the choice is made from: the given ones, or an adjusted copy. */
-static const float *adjust(const struct td__ce *e, const struct td__ce_slot *s,
+static const float *adjust(const struct td__ce *e, const struct td_sample_slot *s,
                            struct td__ce_member *me, const float *logits)
 {
     bool penalties = has_penalties(&s->p), bans = bans_stop_ids(s);
@@ -203,8 +140,9 @@ static uint32_t keep_best(const struct td_sampling_params *p, const float *w, ui
     return kept;
 }
 
-static uint32_t draw(const struct td__ce *e, const struct td__ce_slot *s, struct td__ce_member *me,
-                     const float *logits, uint32_t best, uint32_t position)
+static uint32_t draw(const struct td__ce *e, const struct td_sample_slot *s,
+                     struct td__ce_member *me, const float *logits, uint32_t best,
+                     uint32_t position)
 {
     const struct td_sampling_params *p = &s->p;
     float *w = me->weights;
@@ -241,7 +179,7 @@ static uint32_t draw(const struct td__ce *e, const struct td__ce_slot *s, struct
     return order[n - kept];
 }
 
-void td__ce_sample(struct td__ce *e, uint32_t member, struct td__ce_slot *s, float *logits,
+void td__ce_sample(struct td__ce *e, uint32_t member, struct td_sample_slot *s, float *logits,
                    uint32_t position, uint32_t want, struct td_row_result *out)
 {
     struct td__ce_member *me = &e->members[member];

@@ -13,7 +13,7 @@
 struct fixture {
     struct td__ce e;
     struct td__ce_member member;
-    struct td__ce_slot slot;
+    struct td_sample_slot slot;
     float weights[VOCAB], adjusted[VOCAB], logits[VOCAB];
     uint32_t order[VOCAB], count[VOCAB];
     int32_t history[64];
@@ -35,7 +35,8 @@ static struct fixture *fixture_new(void)
     f->e.info.max_slots = 1;
     f->e.ops = tk_select(TK_ISA_AUTO);
     f->e.members = &f->member;
-    f->e.slots = &f->slot;
+    f->e.q.slots = &f->slot;
+    f->e.q.info = &f->e.info;
     f->member.weights = f->weights;
     f->member.adjusted = f->adjusted;
     f->member.order = f->order;
@@ -51,7 +52,7 @@ static void set(struct fixture *f, struct td_sampling_params p, const int32_t *p
                 uint32_t n_prompt, const int32_t *output, uint32_t n_output)
 {
     struct td_sampling_state s = {p, prompt, n_prompt, output, n_output};
-    assert_int_equal(td__ce_slot_set(&f->e, 0, &s), TD_OK);
+    assert_int_equal(td_steps_slot_set(&f->e.q, 0, &s), TD_OK);
 }
 
 static int32_t sample(struct fixture *f, uint32_t position)
@@ -289,32 +290,32 @@ static void a_bad_state_is_refused(void **state)
     const int32_t outside[] = {VOCAB}, negative[] = {-1}, many[64] = {0};
     const struct td_logit_bias bias = {VOCAB, 1};
     struct td_sampling_state s = {.p = plain(1)};
-    assert_int_equal(td__ce_slot_set(&f->e, 1, &s), TD_ERR_BAD_REQUEST);
+    assert_int_equal(td_steps_slot_set(&f->e.q, 1, &s), TD_ERR_BAD_REQUEST);
     s.prompt = outside;
     s.n_prompt = 1;
-    assert_int_equal(td__ce_slot_set(&f->e, 0, &s), TD_ERR_BAD_REQUEST);
+    assert_int_equal(td_steps_slot_set(&f->e.q, 0, &s), TD_ERR_BAD_REQUEST);
     s.prompt = negative;
-    assert_int_equal(td__ce_slot_set(&f->e, 0, &s), TD_ERR_BAD_REQUEST);
+    assert_int_equal(td_steps_slot_set(&f->e.q, 0, &s), TD_ERR_BAD_REQUEST);
     s.prompt = many;
     s.n_prompt = 64;
     s.output = many;
     s.n_output = 1;
-    assert_int_equal(td__ce_slot_set(&f->e, 0, &s), TD_ERR_CONTEXT_LENGTH);
+    assert_int_equal(td_steps_slot_set(&f->e.q, 0, &s), TD_ERR_CONTEXT_LENGTH);
     s.n_output = UINT32_MAX;
-    assert_int_equal(td__ce_slot_set(&f->e, 0, &s), TD_ERR_CONTEXT_LENGTH);
+    assert_int_equal(td_steps_slot_set(&f->e.q, 0, &s), TD_ERR_CONTEXT_LENGTH);
     s.n_output = s.n_prompt = 0;
     s.p.bias = &bias;
     s.p.n_bias = 1;
-    assert_int_equal(td__ce_slot_set(&f->e, 0, &s), TD_ERR_BAD_REQUEST);
+    assert_int_equal(td_steps_slot_set(&f->e.q, 0, &s), TD_ERR_BAD_REQUEST);
     s.p = plain(NAN);
-    assert_int_equal(td__ce_slot_set(&f->e, 0, &s), TD_ERR_BAD_REQUEST);
+    assert_int_equal(td_steps_slot_set(&f->e.q, 0, &s), TD_ERR_BAD_REQUEST);
     s.p = plain(1);
     s.p.n_stop_ids = TD_SAMPLING_MAX_STOP_IDS + 1;
-    assert_int_equal(td__ce_slot_set(&f->e, 0, &s), TD_ERR_BAD_REQUEST);
+    assert_int_equal(td_steps_slot_set(&f->e.q, 0, &s), TD_ERR_BAD_REQUEST);
     s.p.n_stop_ids = 0;
     s.p.n_bias = TD_SAMPLING_MAX_BIAS + 1;
     s.p.bias = &bias;
-    assert_int_equal(td__ce_slot_set(&f->e, 0, &s), TD_ERR_BAD_REQUEST);
+    assert_int_equal(td_steps_slot_set(&f->e.q, 0, &s), TD_ERR_BAD_REQUEST);
     assert_false(f->slot.set);
     free(f);
 }
