@@ -265,6 +265,19 @@ static uint32_t dc_waits(const void *core, struct nd_wait *out, uint32_t cap)
     return n;
 }
 
+static void dc_count(const void *core, struct nd_counts *out)
+{
+    const struct dc_core *c = core;
+    for (uint32_t i = 0; i < nd_works_capacity(c->works); i++) {
+        const struct dc_seq *s = dc_of(nd_works_slot(c->works, i));
+        if (s != NULL) {
+            out->blocks += s->state == DC_QUEUED;
+            out->pending_tok += s->state == DC_QUEUED ? s->w.n_prompt : 0;
+            out->transfer += s->state == DC_LANDING;
+        }
+    }
+}
+
 /* ---- invariants ---- */
 
 static bool timer_ok(const struct dc_seq *s)
@@ -341,5 +354,6 @@ const struct nd_role_ops dc_role_ops = {
     .state = dc_state,
     .work_count = dc_work_count,
     .waits = dc_waits,
+    .count = dc_count,
     .check = dc_check,
 };

@@ -64,7 +64,7 @@ struct dc_seq {
     float first_logprob;
     bool first_owed; /* the first token goes out with the first step's */
     bool victim;     /* ended for lack of room; its blocks are owed to the batch */
-    int64_t exec_us, token_us, taken_us, decode_us, last_us;
+    int64_t table_us, exec_us, token_us, taken_us, decode_us, last_us;
 };
 
 /* The sequence whose record this is; NULL stays NULL. */

@@ -49,6 +49,7 @@ void dc_land(struct dc_core *c, struct dc_seq *s)
                                   .n_blocks = s->n_blocks,
                                   .n_layers = c->p.engine->n_layers};
     s->land_open = true;
+    s->table_us = c->now;
     send_table(c, s, refs);
 }
 

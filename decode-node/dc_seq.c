@@ -149,10 +149,36 @@ static void observe_end(struct dc_core *c, const struct dc_seq *s, td_err err,
     }
 }
 
+static void tell_done(struct dc_core *c, const struct dc_seq *s, td_err err)
+{
+    struct nd_done *d = nd_actions_done(c->out);
+    nd_work_done(&s->w, d);
+    d->decode = true;
+    d->local = s->local;
+    d->preempted = s->victim;
+    d->phase = rows[s->state].phase;
+    d->err = err;
+    d->finish = s->finish;
+    d->table_us = s->table_us;
+    d->exec_us = s->exec_us;
+    d->token_us = s->token_us;
+    d->xfer_first_us = s->first_land_us;
+    d->xfer_last_us = s->last_land_us;
+    d->record_us = s->taken_us;
+    d->decode_us = s->decode_us;
+    d->last_us = s->last_us;
+    d->ended_us = c->now;
+    d->n_output = s->n_out - s->w.n_replayed;
+    d->n_slices = s->n_landed;
+    d->kv_bytes = s->kv_bytes;
+    d->transport = s->transport != NULL ? s->transport : "";
+}
+
 static void tell_router(struct dc_core *c, struct dc_seq *s, td_err err, const char *text)
 {
     struct td_wire_stages g = stages_of(c, s);
     observe_end(c, s, err, &g);
+    tell_done(c, s, err);
     TD_LOG(INFO, "dc_stream",
            "req=%s attempt=%u err=%s state=%s output_tok=%" PRIu64 " decode_queue_us=%" PRIu64
            " decode_us=%" PRIu64 " why=\"%s\"",

@@ -280,6 +280,21 @@ static uint32_t pf_waits(const void *core, struct nd_wait *out, uint32_t cap)
     return n;
 }
 
+static void pf_count(const void *core, struct nd_counts *out)
+{
+    const struct pf_core *c = core;
+    for (uint32_t i = 0; i < nd_works_capacity(c->works); i++) {
+        const struct pf_seq *s = pf_of(nd_works_slot(c->works, i));
+        if (s == NULL || s->state == PF_ENDING) {
+            continue;
+        }
+        out->blocks += s->state == PF_QUEUED;
+        out->pending_tok += s->state == PF_QUEUED ? s->w.n_prompt : 0;
+        out->table += !s->has_table;
+        out->transfer += s->state == PF_PARKED || s->state == PF_PUSHING || s->state == PF_HANDING;
+    }
+}
+
 /* ---- invariants ---- */
 
 static bool timer_ok(const struct pf_seq *s)
@@ -345,5 +360,6 @@ const struct nd_role_ops pf_role_ops = {
     .state = pf_state,
     .work_count = pf_work_count,
     .waits = pf_waits,
+    .count = pf_count,
     .check = pf_check,
 };

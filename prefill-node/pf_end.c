@@ -76,10 +76,32 @@ static void observe_end(struct pf_core *c, const struct pf_seq *s, td_err err,
     }
 }
 
+static void tell_done(struct pf_core *c, const struct pf_seq *s, td_err err)
+{
+    struct nd_done *d = nd_actions_done(c->out);
+    nd_work_done(&s->w, d);
+    d->phase = pf_state_phase(s->state);
+    d->err = err;
+    d->finish = s->finish;
+    d->table_us = s->table_us;
+    d->exec_us = s->exec_us;
+    d->token_us = s->has_token ? s->token_us : 0;
+    d->xfer_first_us = s->first_post_us;
+    d->xfer_last_us = s->last_done_us;
+    d->record_us = s->record_us;
+    d->last_us = d->token_us;
+    d->ended_us = c->now;
+    d->n_output = s->has_token ? 1 : 0;
+    d->n_slices = s->n_pushes * c->p.engine->n_layers;
+    d->kv_bytes = s->kv_bytes;
+    d->transport = s->transport != NULL ? s->transport : "";
+}
+
 static void tell_router(struct pf_core *c, struct pf_seq *s, td_err err, const char *text)
 {
     struct td_wire_stages g = pf_stages(c, s);
     observe_end(c, s, err, &g);
+    tell_done(c, s, err);
     TD_LOG(INFO, "pf_push",
            "req=%s attempt=%u err=%s state=%s pushes=%u kv_bytes=%" PRIu64 " transfer_us=%" PRIu64
            " exposed_us=%" PRIu64 " transport=%s why=\"%s\"",

@@ -58,7 +58,7 @@ struct pf_seq {
     float first_logprob;
     enum td_finish finish;
     /* Times and sizes for the stages. */
-    int64_t exec_us, token_us, first_post_us, last_done_us;
+    int64_t table_us, record_us, exec_us, token_us, first_post_us, last_done_us;
     uint64_t kv_bytes;
     const char *transport; /* static */
 };

@@ -480,5 +480,6 @@ void pf_advance(struct pf_core *c, struct pf_seq *s)
     }
     pf_set_state(c, s, PF_HANDING);
     pf_move_blocks(c, s, TD_BLK_PARKED);
+    s->record_us = c->now;
     send_record(c, s);
 }

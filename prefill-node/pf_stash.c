@@ -145,6 +145,7 @@ td_err pf_keep_table(struct pf_core *c, struct pf_seq *s, uint64_t peer,
         return e;
     }
     s->has_table = true;
+    s->table_us = c->now;
     s->peer = peer;
     s->land = head->land;
     s->first_tok = s->pushed_tok = head->first_tok;

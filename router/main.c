@@ -20,7 +20,7 @@ struct options {
         *port_file;
     struct td_str_list served_names, nodes;
     int64_t port, admin_port, max_model_len, max_requests, queue_size, queue_bytes, node_queue,
-        max_body;
+        max_body, planned_prefill, planned_decode;
     double budget_s, pair_wait_s, ping_s, drain_s, time_scale;
     int policy, log_level, log_format;
     bool resume, strict_pairs;
@@ -79,6 +79,10 @@ static const struct td_opt opts[] = {
         "after SIGTERM, before running requests are cut", drain_s),
     OPT("policy", ENUM, "queue-linear", "", 0, 0, "queue-linear|round-robin", BOOT,
         "placement of requests on pairs", policy),
+    OPT("planned-prefill", INT, "0", "", 0, 256, NULL, BOOT,
+        "prefill nodes there should be: tandem_router_planned_nodes; 0: not told", planned_prefill),
+    OPT("planned-decode", INT, "0", "", 0, 256, NULL, BOOT,
+        "decode nodes there should be: tandem_router_planned_nodes; 0: not told", planned_decode),
     OPT("resume", BOOL, "true", "", 0, 0, NULL, BOOT, "replay a request also after its first token",
         resume),
     OPT("strict-pairs", BOOL, "true", "", 0, 0, NULL, BOOT,
@@ -181,6 +185,8 @@ static td_err make_shell(struct app *a, const struct td_link_key *keys, uint32_t
         .ping_us = (int64_t)(o->ping_s * 1e6),
         .max_body = (size_t)o->max_body,
         .policy = o->policy == 0 ? RT_POLICY_PREDICT : RT_POLICY_ROUND_ROBIN,
+        .planned_prefill = (uint32_t)o->planned_prefill,
+        .planned_decode = (uint32_t)o->planned_decode,
         .resume = o->resume,
         .strict_pairs = o->strict_pairs,
     };

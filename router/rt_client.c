@@ -52,6 +52,9 @@ struct rt_client {
     uint32_t hold; /* frames below us still use the object */
     char request_id[TD_WIRE_MAX_NAME], id[TD_WIRE_MAX_NAME + 16], traceparent[64];
     int64_t created_s, started_us, written_us;
+    int64_t ended_us; /* the answer was complete, or the client gone */
+    int status;       /* of the answer; 499: gone */
+    td_err err;
     struct choice *choices; /* owned */
     uint32_t n_choices, n_live;
     struct rt_reply_usage usage;
@@ -84,9 +87,39 @@ static void client_free(struct rt_client *c)
     free(c);
 }
 
+/* A label for figures: a client's word for a model is one only when we serve it. */
+static const char *model_label(const struct rt_client *c)
+{
+    const char *asked = c->job != NULL ? c->job->api.model : NULL;
+    if (asked == NULL) {
+        return c->shell->model->names[0];
+    }
+    return rt_model_serves(c->shell->model, asked) ? asked : "unknown";
+}
+
+/* The whole request's figures, when nothing about it can change any more. */
+static void report(const struct rt_client *c)
+{
+    const struct choice *ch = c->n_choices > 0 ? &c->choices[0] : NULL;
+    struct rt_metrics_done d = {.chat = c->chat,
+                                .model = model_label(c),
+                                .err = c->err,
+                                .seconds = (double)(c->ended_us - c->started_us) * 1e-6,
+                                .n_prompt = c->usage.prompt_tokens,
+                                .n_output = c->usage.completion_tokens};
+    if (ch != NULL && ch->n_output > 0) {
+        d.ttft_s = (double)(ch->first_us - c->started_us) * 1e-6;
+    }
+    if (ch != NULL && ch->n_output > 1) {
+        d.tpot_s = (double)(ch->last_us - ch->first_us) * 1e-6 / (ch->n_output - 1);
+    }
+    rt_metrics_request(c->shell->metrics, &d);
+}
+
 static void free_if_over(struct rt_client *c)
 {
     if (c->x == NULL && !c->at_worker && c->hold == 0 && c->n_live == 0) {
+        report(c);
         rt_key_done(c->key, c->usage.prompt_tokens + c->usage.completion_tokens);
         client_free(c);
     }
@@ -110,12 +143,20 @@ static void cancel_live(struct rt_client *c, td_err reason)
     c->hold--;
 }
 
+static void note_end(struct rt_client *c, int status, td_err err)
+{
+    c->ended_us = td_now_us();
+    c->status = status;
+    c->err = err;
+    rt_metrics_answer(c->shell->metrics, status, err);
+}
+
 static void on_gone(void *arg)
 {
     struct rt_client *c = arg;
     c->x = NULL;
     TD_LOG(INFO, "client gone", "req=%s", c->request_id);
-    rt_metrics_answer(c->shell->metrics, 499, TD_ERR_CANCELLED);
+    note_end(c, 499, TD_ERR_CANCELLED);
     cancel_live(c, TD_ERR_CANCELLED);
     free_if_over(c);
 }
@@ -128,7 +169,7 @@ static void answered(struct rt_client *c, int status, td_err err)
     }
     td_http_exchange_on_gone(c->x, NULL, NULL);
     c->x = NULL;
-    rt_metrics_answer(c->shell->metrics, status, err);
+    note_end(c, status, err);
 }
 
 /* ---- errors ---- */

@@ -1,10 +1,12 @@
 #include "router/rt_metrics.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "common/base/clock.h"
 #include "common/base/mem.h"
+#include "common/base/metrics_process.h"
 #include "common/model/model.h"
 #include "router/rt_shell_int.h"
 
@@ -17,6 +19,23 @@
     {                                                                                              \
         a, NULL                                                                                    \
     }
+
+#define GEN_AI(more)                                                                               \
+    {                                                                                              \
+        "gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model", more, NULL        \
+    }
+
+/* Placement takes microseconds; the others are OpenTelemetry's (interfaces.md 2.5). */
+static const double scheduler_buckets[] = {1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5,
+                                           1e-4, 2e-4, 5e-4, 1e-3, 5e-3, .05};
+static const double genai_duration_buckets[] = {.01,  .02,  .04,  .08,   .16,   .32,   .64,
+                                                1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92};
+static const double genai_ttft_buckets[] = {.001, .005, .01, .02, .04, .06, .08, .1,
+                                            .25,  .5,   .75, 1,   2.5, 5,   7.5, 10};
+static const double genai_tpot_buckets[] = {.01, .025, .05, .075, .1, .15, .2,
+                                            .3,  .4,   .5,  .75,  1,  2.5};
+static const double genai_token_buckets[] = {
+    1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576, 4194304, 16777216, 67108864};
 
 enum family {
     F_RUNNING,
@@ -46,6 +65,16 @@ enum family {
     F_HTTP_BYTES_OUT,
     F_SLOW_READERS,
     F_UPTIME,
+    F_KV_USAGE_SD,
+    F_QUEUE_SIZE_SD,
+    F_SATURATION,
+    F_PLANNED,
+    F_SCHEDULER_SECONDS,
+    F_STALLS,
+    F_GEN_DURATION,
+    F_GEN_TTFT,
+    F_GEN_TPOT,
+    F_GEN_TOKENS,
     FAMILIES
 };
 
@@ -74,8 +103,8 @@ static const struct td_metric_desc descs[FAMILIES] = {
                       L1("outcome"), NULL, 0},
     [F_DECISIONS] = {"tandem_router_disagg_decisions_total", "Placements by kind.", TD_COUNTER,
                      L1("decision"), NULL, 0},
-    [F_ATTEMPTS] = {"tandem_router_scheduler_attempts_total", "Attempts sent to nodes.", TD_COUNTER,
-                    NONE, NULL, 0},
+    [F_ATTEMPTS] = {"tandem_router_scheduler_attempts_total", "Placements tried, by outcome.",
+                    TD_COUNTER, L1("status"), NULL, 0},
     [F_RETRIES] = {"tandem_router_retries_total", "Replays by reason.", TD_COUNTER, L1("reason"),
                    NULL, 0},
     [F_STALE] = {"tandem_router_stale_tokens_total",
@@ -105,14 +134,41 @@ static const struct td_metric_desc descs[FAMILIES] = {
                           TD_COUNTER, NONE, NULL, 0},
     [F_SLOW_READERS] = {"tandem_router_slow_readers_total",
                         "Clients dropped because they did not read.", TD_COUNTER, NONE, NULL, 0},
+    [F_KV_USAGE_SD] = {"tandem_router_stddev_kv_usage_ratio",
+                       "Standard deviation of the nodes' KV use.", TD_GAUGE, L1("role"), NULL, 0},
+    [F_QUEUE_SIZE_SD] = {"tandem_router_stddev_queue_size",
+                         "Standard deviation of the nodes' queues.", TD_GAUGE, L1("role"), NULL, 0},
+    [F_SATURATION] = {"tandem_router_saturation", "How full a stage is, 0 to 1.", TD_GAUGE,
+                      L1("stage"), NULL, 0},
+    [F_PLANNED] = {"tandem_router_planned_nodes", "Nodes there should be (--planned-*).", TD_GAUGE,
+                   L1("role"), NULL, 0},
+    [F_SCHEDULER_SECONDS] = {"tandem_router_scheduler_seconds",
+                             "The core's step that placed a request.", TD_HISTOGRAM, NONE,
+                             scheduler_buckets, TD_COUNT(scheduler_buckets)},
+    [F_STALLS] = {"tandem_router_loop_stalls_total", "Callbacks that held the loop too long.",
+                  TD_COUNTER, NONE, NULL, 0},
+    [F_GEN_DURATION] = {"gen_ai_server_request_duration_seconds", "OpenTelemetry: whole requests.",
+                        TD_HISTOGRAM, GEN_AI("error_type"), genai_duration_buckets,
+                        TD_COUNT(genai_duration_buckets)},
+    [F_GEN_TTFT] = {"gen_ai_server_time_to_first_token_seconds",
+                    "OpenTelemetry: time to the first token.", TD_HISTOGRAM, GEN_AI(NULL),
+                    genai_ttft_buckets, TD_COUNT(genai_ttft_buckets)},
+    [F_GEN_TPOT] = {"gen_ai_server_time_per_output_token_seconds",
+                    "OpenTelemetry: mean time between the tokens of a request.", TD_HISTOGRAM,
+                    GEN_AI(NULL), genai_tpot_buckets, TD_COUNT(genai_tpot_buckets)},
+    [F_GEN_TOKENS] = {"gen_ai_client_token_usage", "OpenTelemetry: tokens of a request.",
+                      TD_HISTOGRAM, GEN_AI("gen_ai_token_type"), genai_token_buckets,
+                      TD_COUNT(genai_token_buckets)},
     [F_UPTIME] = {"tandem_router_uptime_seconds", "Since the start of the process.", TD_GAUGE, NONE,
                   NULL, 0},
 };
 
 struct rt_metrics {
-    struct rt_shell *shell; /* borrowed */
-    struct td_metrics *reg; /* owned */
+    struct rt_shell *shell;             /* borrowed */
+    struct td_metrics *reg;             /* owned */
+    struct td_metrics_process *process; /* owned */
     struct td_metric_family *f[FAMILIES];
+    struct td_metric *one[FAMILIES]; /* of a family without labels of its own, or NULL */
 };
 
 static struct td_metric *labelled(struct rt_metrics *m, enum family f, const char *value)
@@ -123,13 +179,44 @@ static struct td_metric *labelled(struct rt_metrics *m, enum family f, const cha
 
 static void set(struct rt_metrics *m, enum family f, double v)
 {
-    td_metric_set(td_metric_only(m->f[f]), v);
+    td_metric_set(m->one[f], v);
 }
 
-static void scrape_nodes(struct rt_metrics *m, const struct rt_nodes *ns, enum td_role role,
-                         const char *name)
+/* Sums over the nodes of a role, for mean and deviation. */
+struct spread {
+    double n, sum, squares;
+};
+
+static void spread_add(struct spread *s, double v)
 {
-    double used = 0, queued = 0, n = 0;
+    s->n += 1;
+    s->sum += v;
+    s->squares += v * v;
+}
+
+static double mean(const struct spread *s)
+{
+    return s->n > 0 ? s->sum / s->n : 0;
+}
+
+static double deviation(const struct spread *s)
+{
+    double v = s->n > 0 ? s->squares / s->n - mean(s) * mean(s) : 0;
+    return v > 0 ? sqrt(v) : 0;
+}
+
+/* Share of a node's room in use: its blocks and, for prefill, the works that the router lets wait there. */
+static double fullness(const struct rt_metrics *m, const struct rt_node *n, double kv, bool prefill)
+{
+    double queue = prefill ? (double)n->inflight / m->shell->p.max_node_queue : 0;
+    return queue > kv ? queue : kv;
+}
+
+/* Returns how full the role's nodes are on average. */
+static double scrape_nodes(struct rt_metrics *m, const struct rt_nodes *ns, enum td_role role,
+                           const char *name)
+{
+    struct spread kv = {0}, queued = {0}, full = {0};
     for (uint32_t i = 0; i < RT_MAX_NODES; i++) {
         const struct rt_node *node = &ns->list[i];
         if (node->epoch == 0 || ((unsigned)node->role & (unsigned)role) == 0) {
@@ -137,15 +224,32 @@ static void scrape_nodes(struct rt_metrics *m, const struct rt_nodes *ns, enum t
         }
         double free_blk =
             node->state.blocks[TD_BLK_FREE] + (double)node->state.blocks[TD_BLK_CACHED];
-        used += node->n_blocks > 0 ? 1 - free_blk / node->n_blocks : 0;
-        queued += node->state.queued_requests;
-        n += 1;
+        double used = node->n_blocks > 0 && node->have_state ? 1 - free_blk / node->n_blocks : 0;
+        spread_add(&kv, used);
+        spread_add(&queued, node->state.queued_requests);
+        spread_add(&full, fullness(m, node, used, role == TD_ROLE_PREFILL));
         td_metric_set(labelled(m, F_NODE_INFLIGHT, node->name), node->inflight);
         td_metric_set(labelled(m, F_NODE_TOKENS, node->name), (double)node->pending_tok);
     }
     td_metric_set(labelled(m, F_READY, name), rt_nodes_ready(ns, role));
-    td_metric_set(labelled(m, F_KV_USAGE, name), n > 0 ? used / n : 0);
-    td_metric_set(labelled(m, F_QUEUE_SIZE, name), n > 0 ? queued / n : 0);
+    td_metric_set(labelled(m, F_KV_USAGE, name), mean(&kv));
+    td_metric_set(labelled(m, F_KV_USAGE_SD, name), deviation(&kv));
+    td_metric_set(labelled(m, F_QUEUE_SIZE, name), mean(&queued));
+    td_metric_set(labelled(m, F_QUEUE_SIZE_SD, name), deviation(&queued));
+    td_metric_set(labelled(m, F_SATURATION, name), mean(&full));
+    return mean(&full);
+}
+
+static void scrape_all_nodes(struct rt_metrics *m)
+{
+    const struct rt_nodes *ns = rt_core_nodes(m->shell->core);
+    double prefill = scrape_nodes(m, ns, TD_ROLE_PREFILL, "prefill");
+    double decode = scrape_nodes(m, ns, TD_ROLE_DECODE, "decode");
+    td_metric_set(labelled(m, F_SATURATION, "effective"), prefill > decode ? prefill : decode);
+    if (m->shell->p.planned_prefill > 0 || m->shell->p.planned_decode > 0) {
+        td_metric_set(labelled(m, F_PLANNED, "prefill"), m->shell->p.planned_prefill);
+        td_metric_set(labelled(m, F_PLANNED, "decode"), m->shell->p.planned_decode);
+    }
 }
 
 static void on_scrape(void *arg)
@@ -157,8 +261,8 @@ static void on_scrape(void *arg)
         rt_core_count(s->core, RT_PREFILL) + (double)rt_core_count(s->core, RT_DECODE));
     set(m, F_QUEUED, rt_core_count(s->core, RT_QUEUED));
     set(m, F_QUEUED_BYTES, (double)rt_core_queued_bytes(s->core));
-    scrape_nodes(m, rt_core_nodes(s->core), TD_ROLE_PREFILL, "prefill");
-    scrape_nodes(m, rt_core_nodes(s->core), TD_ROLE_DECODE, "decode");
+    scrape_all_nodes(m);
+    set(m, F_STALLS, (double)td_loop_stalls(s->p.loop));
     td_http_server_stats(s->http, &http);
     set(m, F_CONNECTIONS, http.open);
     set(m, F_HTTP_BYTES_IN, (double)http.request_bytes);
@@ -180,10 +284,12 @@ td_err rt_metrics_create(struct rt_shell *s, struct rt_metrics **out_metrics)
     for (int f = 0; err == TD_OK && f < FAMILIES; f++) {
         m->f[f] = td_metrics_family(m->reg, &descs[f]);
         err = m->f[f] != NULL ? TD_OK : TD_ERR_NO_MEMORY;
-        if (err == TD_OK && descs[f].type == TD_COUNTER && descs[f].labels[0] == NULL) {
-            (void)td_metric_only(m->f[f]); /* a counter starts at 0, so that its first step shows */
+        if (err == TD_OK && descs[f].labels[0] == NULL) {
+            m->one[f] =
+                td_metric_only(m->f[f]); /* a counter starts at 0, so that its first step shows */
         }
     }
+    err = err == TD_OK ? td_metrics_process_create(m->reg, TD_VERSION, &m->process) : err;
     if (err != TD_OK) {
         rt_metrics_destroy(m);
         return err;
@@ -197,6 +303,7 @@ struct rt_metrics *rt_metrics_destroy(struct rt_metrics *m)
 {
     if (m != NULL) {
         td_metrics_destroy(m->reg);
+        td_metrics_process_destroy(m->process);
         free(m);
     }
     return NULL;
@@ -218,46 +325,83 @@ static const char *outcome(td_err err)
     }
 }
 
+/* An end that placement is to blame for. */
+static bool placement_failed(td_err err)
+{
+    return err == TD_ERR_NO_NODE || err == TD_ERR_NO_PAIR || err == TD_ERR_NO_CAPACITY ||
+           err == TD_ERR_OVERLOADED;
+}
+
+static void refused(struct rt_metrics *m, td_err err)
+{
+    td_metric_add(labelled(m, F_ADMISSIONS, outcome(err)), 1);
+    if (placement_failed(err)) {
+        td_metric_add(labelled(m, F_ATTEMPTS, "failure"), 1);
+    }
+}
+
 void rt_metrics_observe(struct rt_metrics *m, enum rt_metric what, double v)
 {
-    switch (what) {
+    static const struct {
+        enum family f;
+        double unit;
+    } plain[RT_METRICS] = {
+        [RT_M_QUEUE_US] = {F_QUEUE_SECONDS, 1e-6},
+        [RT_M_ITL_US] = {F_ITL, 1e-6},
+        [RT_M_REQUEST_US] = {F_REQUEST_SECONDS, 1e-6},
+        [RT_M_TTFT_ERROR_US] = {F_PREDICTOR_ERROR, 1e-6},
+        [RT_M_PROMPT_TOKENS] = {F_PROMPT, 1},
+        [RT_M_OUTPUT_TOKENS] = {F_OUTPUT, 1},
+    };
+    switch ((int)what) {
     case RT_M_ADMITTED:
         td_metric_add(labelled(m, F_ADMISSIONS, "dispatched"), 1);
         break;
     case RT_M_REFUSED:
-        td_metric_add(labelled(m, F_ADMISSIONS, outcome((td_err)(int)v)), 1);
+        refused(m, (td_err)(int)v);
         break;
     case RT_M_DECISION:
         td_metric_add(labelled(m, F_DECISIONS, v > 0 ? "prefill-decode" : "decode-only"), 1);
-        td_metric_add(td_metric_only(m->f[F_ATTEMPTS]), 1);
-        break;
-    case RT_M_QUEUE_US:
-        td_metric_observe(td_metric_only(m->f[F_QUEUE_SECONDS]), v * 1e-6);
-        break;
-    case RT_M_ITL_US:
-        td_metric_observe(td_metric_only(m->f[F_ITL]), v * 1e-6);
-        break;
-    case RT_M_REQUEST_US:
-        td_metric_observe(td_metric_only(m->f[F_REQUEST_SECONDS]), v * 1e-6);
-        break;
-    case RT_M_TTFT_ERROR_US:
-        td_metric_observe(td_metric_only(m->f[F_PREDICTOR_ERROR]), v * 1e-6);
+        td_metric_add(labelled(m, F_ATTEMPTS, "success"), 1);
         break;
     case RT_M_RETRY:
         td_metric_add(labelled(m, F_RETRIES, td_err_code((td_err)(int)v)), 1);
         break;
     case RT_M_STALE_TOKEN:
-        td_metric_add(td_metric_only(m->f[F_STALE]), 1);
-        break;
-    case RT_M_PROMPT_TOKENS:
-        td_metric_observe(td_metric_only(m->f[F_PROMPT]), v);
-        break;
-    case RT_M_OUTPUT_TOKENS:
-        td_metric_observe(td_metric_only(m->f[F_OUTPUT]), v);
+        td_metric_add(m->one[F_STALE], 1);
         break;
     case RT_M_TTFT_US: /* measured from the arrival instead: rt_metrics_streaming_ttft */
     case RT_METRICS:
         break;
+    default:
+        td_metric_observe(m->one[plain[what].f], v * plain[what].unit);
+        break;
+    }
+}
+
+void rt_metrics_scheduler(struct rt_metrics *m, double seconds)
+{
+    td_metric_observe(m->one[F_SCHEDULER_SECONDS], seconds);
+}
+
+void rt_metrics_request(struct rt_metrics *m, const struct rt_metrics_done *d)
+{
+    const char *values[] = {d->chat ? "chat" : "text_completion", "tandem", d->model, "", NULL};
+    if (d->err != TD_OK) {
+        values[3] = td_err_code(d->err);
+    }
+    td_metric_observe(td_metric_child(m->f[F_GEN_DURATION], values), d->seconds);
+    if (d->n_output > 0) {
+        td_metric_observe(td_metric_child(m->f[F_GEN_TTFT], values), d->ttft_s);
+    }
+    if (d->tpot_s > 0) {
+        td_metric_observe(td_metric_child(m->f[F_GEN_TPOT], values), d->tpot_s);
+    }
+    if (d->n_prompt > 0) {
+        values[3] = "input";
+        td_metric_observe(td_metric_child(m->f[F_GEN_TOKENS], values), (double)d->n_prompt);
+        values[3] = "output";
+        td_metric_observe(td_metric_child(m->f[F_GEN_TOKENS], values), (double)d->n_output);
     }
 }
 

@@ -21,6 +21,17 @@ struct rt_metrics *rt_metrics_destroy(struct rt_metrics *m);
 void rt_metrics_observe(struct rt_metrics *m, enum rt_metric what, double value);
 /* A finished HTTP answer of the API: its status. */
 void rt_metrics_answer(struct rt_metrics *m, int status, td_err err);
+/* A step of the core that placed requests took so long for each. */
+void rt_metrics_scheduler(struct rt_metrics *m, double seconds);
+/* A request of the API is over: OpenTelemetry's figures. */
+struct rt_metrics_done {
+    bool chat;
+    const char *model; /* one of the served names */
+    td_err err;
+    double seconds, ttft_s, tpot_s; /* the last 0: fewer than two tokens */
+    uint64_t n_prompt, n_output;
+};
+void rt_metrics_request(struct rt_metrics *m, const struct rt_metrics_done *d);
 void rt_metrics_streaming_ttft(struct rt_metrics *m, bool streaming, double seconds);
 td_err rt_metrics_write(struct rt_metrics *m, struct td_buf *out) TD_MUST_CHECK;
 

@@ -39,6 +39,8 @@ struct rt_shell_params {
     int64_t ping_us;      /* SSE comment after so much silence; 0: none */
     size_t max_body;
     enum rt_policy policy;
+    uint32_t planned_prefill,
+        planned_decode; /* nodes there should be, for the figures; 0: not told */
     bool resume;
     bool strict_pairs; /* refuse nodes whose KV layout or numerics differ from the first one's */
 };

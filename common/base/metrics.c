@@ -96,6 +96,12 @@ static double from_bits(uint64_t bits)
     return v;
 }
 
+/* Whether the value is a double's bits. */
+static bool is_real(enum td_metric_type type)
+{
+    return type == TD_GAUGE || type == TD_COUNTER_REAL;
+}
+
 static void add_double(uint64_t *word, double v)
 {
     uint64_t old = __atomic_load_n(word, __ATOMIC_RELAXED);
@@ -125,7 +131,7 @@ void td_metric_set(struct td_metric *c, double v)
         return;
     }
     TD_REQUIRE(c->type != TD_HISTOGRAM);
-    uint64_t word = c->type == TD_GAUGE ? to_bits(v) : v > 0 ? (uint64_t)v : 0;
+    uint64_t word = is_real(c->type) ? to_bits(v) : v > 0 ? (uint64_t)v : 0;
     __atomic_store_n(&c->value, word, __ATOMIC_RELAXED);
 }
 
@@ -153,7 +159,7 @@ double td_metric_value(const struct td_metric *c)
         }
         return (double)total;
     }
-    return c->type == TD_GAUGE ? from_bits(word) : (double)word;
+    return is_real(c->type) ? from_bits(word) : (double)word;
 }
 
 /* ---- registry ---- */
@@ -464,7 +470,7 @@ static td_err write_child(struct td_buf *out, const char *name, const struct td_
     if (c->type == TD_HISTOGRAM) {
         return write_histogram(out, name, c);
     }
-    if (c->type == TD_GAUGE) {
+    if (is_real(c->type)) {
         return write_sample(out, name, "", c->labels, number(td_metric_value(c), text));
     }
     (void)snprintf(text, sizeof text, "%llu",
@@ -474,7 +480,7 @@ static td_err write_child(struct td_buf *out, const char *name, const struct td_
 
 static td_err write_head(struct td_buf *out, const struct td_metric_desc *d)
 {
-    static const char *const types[] = {"counter", "gauge", "histogram"};
+    static const char *const types[] = {"counter", "gauge", "histogram", "counter"};
     TD_TRY(td_buf_printf(out, "# HELP %s ", d->name));
     for (const char *p = d->help; *p != '\0'; p++) {
         const char *esc = *p == '\\' ? "\\\\" : *p == '\n' ? "\\n" : NULL;

@@ -17,7 +17,8 @@
 
 #define TD_METRIC_MAX_LABELS 6
 
-enum td_metric_type { TD_COUNTER, TD_GAUGE, TD_HISTOGRAM };
+/* TD_COUNTER_REAL: a counter with a fraction (seconds), set by its owner, never lowered. */
+enum td_metric_type { TD_COUNTER, TD_GAUGE, TD_HISTOGRAM, TD_COUNTER_REAL };
 
 struct td_metrics;       /* registry */
 struct td_metric_family; /* one name */

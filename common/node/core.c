@@ -2,6 +2,7 @@
 #include "common/node/core.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "common/base/assert.h"
 #include "common/base/log.h"
@@ -100,6 +101,18 @@ void nd_actions_observe(struct nd_actions *a, enum nd_metric metric, double valu
     struct nd_action *x = nd_actions_add(a, ND_DO_OBSERVE);
     x->metric = metric;
     x->value = value;
+}
+
+struct nd_done *nd_actions_done(struct nd_actions *a)
+{
+    static _Thread_local struct nd_done nowhere;
+    struct nd_done *d = nd_actions_copy(a, NULL, sizeof *d);
+    if (d == NULL) {
+        return &nowhere;
+    }
+    memset(d, 0, sizeof *d);
+    nd_actions_add(a, ND_DO_DONE)->done = d;
+    return d;
 }
 
 td_err nd_core_params_check(const struct nd_core_params *p)

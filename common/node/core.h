@@ -24,6 +24,7 @@
 #define ND_MAX_ROUTERS 64
 #define ND_MAX_SEQS    4096
 #define ND_MAX_QUEUE   65536
+#define ND_TRACE_LEN   64 /* of a traceparent, with its end */
 
 enum nd_event_type {
     ND_EV_ROUTER_UP,   /* router_epoch attached (a new session, not a resumed one) */
@@ -68,7 +69,35 @@ enum nd_metric {
     ND_METRICS
 };
 
-/* Carried out in order. SEND and OBSERVE may come after all others of the list (in order among themselves), so that the
+/* A work's last word to figures and traces: what it was and when. Times are on the core's clock; 0: it did not come that
+ * far. */
+struct nd_done {
+    struct td_work_id id;
+    char req[TD_WIRE_MAX_NAME], trace[ND_TRACE_LEN]; /* request id; W3C traceparent, "" for none */
+    bool decode, local; /* the decode role's; it computed the prompt itself */
+    bool preempted;     /* ended for lack of blocks while it ran */
+    unsigned phase;     /* it ended in, of ND_M_CANCELLED */
+    td_err err;
+    enum td_finish finish;
+    int64_t arrived_us, table_us, exec_us,
+        token_us; /* table: sent by D, got by P; token: the first */
+    int64_t xfer_first_us, xfer_last_us;
+    int64_t record_us;                    /* P: the hand-over record was sent; D: it was taken */
+    int64_t decode_us, last_us, ended_us; /* decode: the first step */
+    uint32_t n_prompt, n_output, max_tokens, n_slices;
+    uint64_t kv_bytes;
+    const char *transport; /* static */
+};
+
+/* How many works wait for what, for gauges. */
+struct nd_counts {
+    uint32_t blocks;      /* no blocks yet */
+    uint32_t table;       /* P: decode has not sent its block table */
+    uint32_t transfer;    /* P: computed, KV not taken yet; D: KV has not all arrived */
+    uint64_t pending_tok; /* prompt tokens of those without blocks */
+};
+
+/* Carried out in order. SEND, OBSERVE and DONE may come after all others of the list (in order among themselves), so that the
  * engine's next step does not wait for the encoding of the last one's tokens. */
 enum nd_action_type {
     ND_DO_SEND,    /* msg to router_epoch's session */
@@ -76,6 +105,7 @@ enum nd_action_type {
     ND_DO_STEP, /* submit rows; its ticket must be the one the core predicted (tickets count from 1 without gap) */
     ND_DO_XFER,    /* submit cmd; cmd.bytes may be NULL with msg set: the shell encodes msg */
     ND_DO_OBSERVE, /* metric, value */
+    ND_DO_DONE,    /* done: a work has ended, for figures and traces */
 };
 
 struct nd_action {
@@ -89,6 +119,7 @@ struct nd_action {
     struct td_xfer_cmd cmd;
     enum nd_metric metric;
     double value;
+    const struct nd_done *done;
 };
 
 struct nd_actions {
@@ -113,6 +144,8 @@ struct td_wire_msg *nd_actions_send(struct nd_actions *a, uint64_t router_epoch,
 struct td_wire_msg *nd_actions_peer_send(struct nd_actions *a, uint64_t epoch,
                                          enum td_wire_type type);
 void nd_actions_observe(struct nd_actions *a, enum nd_metric metric, double value);
+/* Adds a DONE; fill it in. */
+struct nd_done *nd_actions_done(struct nd_actions *a);
 
 struct nd_core_params {
     uint64_t epoch; /* of this process */
@@ -151,6 +184,7 @@ struct nd_role_ops {
     void (*state)(const void *core, struct td_wire_state *out); /* fills all but seq, full, ready */
     uint32_t (*work_count)(const void *core); /* requests it still knows; 0 = drained */
     uint32_t (*waits)(const void *core, struct nd_wait *out, uint32_t cap);
+    void (*count)(const void *core, struct nd_counts *out); /* out is zeroed */
     td_err (*check)(
         const void *
             core); /* invariants (the ledger adds up, no block with two owners): tests and simulator */

@@ -99,6 +99,8 @@ static void carry_out(struct td_node *n)
             nd__send(n, a->router_epoch, a->msg);
         } else if (a->type == ND_DO_OBSERVE) {
             nd_metrics_observe(n->metrics, a->metric, a->value);
+        } else if (a->type == ND_DO_DONE) {
+            nd_metrics_done(n->metrics, a->done);
         }
     }
     if (n->acts.overflow) {

@@ -36,7 +36,8 @@ struct td_node_params {
     bool kv_trust_network, kv_checksum;
     uint32_t max_seqs, max_queue, max_batched_tokens, chunk_tokens;
     double time_scale;
-    bool metrics_vllm; /* also the names of interfaces.md 2.1 */
+    double model_load_s; /* what loading the model took, for the figures */
+    bool metrics_vllm;   /* also the names of interfaces.md 2.1 */
 };
 
 struct td_node;

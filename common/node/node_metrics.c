@@ -6,165 +6,19 @@
 
 #include "common/base/clock.h"
 #include "common/base/mem.h"
+#include "common/base/metrics_process.h"
 #include "common/node/node_int.h"
-
-#define NONE                                                                                       \
-    {                                                                                              \
-        NULL                                                                                       \
-    }
-#define L1(a)                                                                                      \
-    {                                                                                              \
-        a, NULL                                                                                    \
-    }
-#define H(b) b, TD_COUNT(b)
-
-enum family {
-    F_KV_BLOCKS,
-    F_KV_USAGE,
-    F_QUEUED_TOKENS,
-    F_INFLIGHT,
-    F_UPTIME,
-    F_PREFILL_QUEUE,
-    F_DECODE_QUEUE,
-    F_CANCELLATIONS,
-    F_REQUEST_BYTES,
-    F_RESPONSE_BYTES,
-    F_BATCH_TOKENS,
-    F_STEP_SECONDS,
-    F_TRANSFER_SECONDS,
-    F_TRANSFER_EXPOSED,
-    F_TRANSFER_BYTES,
-    F_TRANSFER_RATE,
-    F_TRANSFER_FAILURES,
-    F_TRANSFER_TRANSPORT,
-    F_REGISTRATIONS,
-    F_XFER_DROPPED,
-    F_XFER_REFUSED,
-    F_XFER_STALE,
-    F_STALE,
-    F_REFUSED,
-    F_FINISHED,
-    F_SEND_FAILURES,
-    F_ROUTERS,
-    V_RUNNING,
-    V_WAITING,
-    V_KV_USAGE,
-    V_CACHE_INFO,
-    V_LORA_INFO,
-    V_PROMPT,
-    V_GENERATION,
-    V_SUCCESS,
-    V_TTFT,
-    V_ITL,
-    V_QUEUE,
-    V_PREFILL,
-    V_DECODE,
-    V_ITERATION,
-    FAMILIES
-};
-
-static const struct td_metric_desc descs[FAMILIES] = {
-    [F_KV_BLOCKS] = {"tandem_node_kv_blocks", "KV blocks by state; the states sum to the pool.",
-                     TD_GAUGE, L1("state"), NULL, 0},
-    [F_KV_USAGE] = {"tandem_node_kv_usage_ratio", "Share of KV blocks neither free nor cached.",
-                    TD_GAUGE, NONE, NULL, 0},
-    [F_QUEUED_TOKENS] = {"tandem_node_queued_prompt_tokens",
-                         "Prompt tokens waiting to be computed.", TD_GAUGE, NONE, NULL, 0},
-    [F_INFLIGHT] = {"tandem_node_inflight_requests", "Requests this node knows.", TD_GAUGE, NONE,
-                    NULL, 0},
-    [F_UPTIME] = {"tandem_node_uptime_seconds", "Since the start of the process.", TD_GAUGE, NONE,
-                  NULL, 0},
-    [F_PREFILL_QUEUE] = {"tandem_node_prefill_queue_seconds", "Waiting before the first chunk.",
-                         TD_HISTOGRAM, NONE, H(td_buckets_ttft)},
-    [F_DECODE_QUEUE] = {"tandem_node_decode_queue_seconds",
-                        "From hand-over to the first decode step.", TD_HISTOGRAM, NONE,
-                        H(td_buckets_ttft)},
-    [F_CANCELLATIONS] = {"tandem_node_cancellations_total", "Cancelled works by phase.", TD_COUNTER,
-                         L1("phase"), NULL, 0},
-    [F_REQUEST_BYTES] = {"tandem_node_request_bytes_total", "Bytes of router messages.", TD_COUNTER,
-                         NONE, NULL, 0},
-    [F_RESPONSE_BYTES] = {"tandem_node_response_bytes_total", "Bytes of messages to routers.",
-                          TD_COUNTER, NONE, NULL, 0},
-    [F_BATCH_TOKENS] = {"tandem_node_batch_tokens", "Tokens per engine step.", TD_HISTOGRAM, NONE,
-                        H(td_buckets_tokens)},
-    [F_STEP_SECONDS] = {"tandem_node_step_seconds", "Execution of an engine step.", TD_HISTOGRAM,
-                        NONE, H(td_buckets_itl)},
-    [F_TRANSFER_SECONDS] = {"tandem_node_kv_transfer_seconds",
-                            "From the first to the last byte of a request's KV.", TD_HISTOGRAM,
-                            NONE, H(td_buckets_transfer_seconds)},
-    [F_TRANSFER_EXPOSED] = {"tandem_node_kv_transfer_exposed_seconds",
-                            "Transfer left after the prefill had ended.", TD_HISTOGRAM, NONE,
-                            H(td_buckets_transfer_seconds)},
-    [F_TRANSFER_BYTES] = {"tandem_node_kv_transfer_bytes", "KV bytes of a request.", TD_HISTOGRAM,
-                          NONE, H(td_buckets_transfer_bytes)},
-    [F_TRANSFER_RATE] = {"tandem_node_kv_transfer_bytes_per_second", "Rate of the last transfer.",
-                         TD_GAUGE, NONE, NULL, 0},
-    [F_TRANSFER_FAILURES] = {"tandem_node_kv_transfer_failures_total",
-                             "Failed transfers by reason.", TD_COUNTER, L1("reason"), NULL, 0},
-    [F_TRANSFER_TRANSPORT] = {"tandem_node_kv_transfer_transport_bytes_total",
-                              "KV bytes pushed, by transport.", TD_COUNTER, L1("transport"), NULL,
-                              0},
-    [F_REGISTRATIONS] = {"tandem_node_kv_registrations",
-                         "Memory registrations; more than one is a defect.", TD_GAUGE, NONE, NULL,
-                         0},
-    [F_XFER_DROPPED] = {"tandem_node_kv_dropped_slices_total", "Slices nobody waited for.",
-                        TD_COUNTER, NONE, NULL, 0},
-    [F_XFER_REFUSED] = {"tandem_node_kv_refused_slices_total", "Malformed slices or messages.",
-                        TD_COUNTER, NONE, NULL, 0},
-    [F_XFER_STALE] = {"tandem_node_kv_stale_slices_total",
-                      "Slices of another epoch, attempt or generation, not placed.", TD_COUNTER,
-                      NONE, NULL, 0},
-    [F_STALE] = {"tandem_node_stale_total",
-                 "Messages of another epoch, attempt or generation dropped.", TD_COUNTER, NONE,
-                 NULL, 0},
-    [F_REFUSED] = {"tandem_node_refused_total", "Works refused, by code.", TD_COUNTER, L1("code"),
-                   NULL, 0},
-    [F_FINISHED] = {"tandem_node_finished_total", "Works ended, by reason.", TD_COUNTER,
-                    L1("reason"), NULL, 0},
-    [F_SEND_FAILURES] = {"tandem_node_send_failures_total",
-                         "Messages to routers that could not be queued.", TD_COUNTER, NONE, NULL,
-                         0},
-    [F_ROUTERS] = {"tandem_node_routers", "Attached routers.", TD_GAUGE, NONE, NULL, 0},
-    [V_RUNNING] = {"vllm:num_requests_running", "Requests in the batch.", TD_GAUGE, NONE, NULL, 0},
-    [V_WAITING] = {"vllm:num_requests_waiting", "Requests waiting.", TD_GAUGE, NONE, NULL, 0},
-    [V_KV_USAGE] = {"vllm:kv_cache_usage_perc", "KV use, 0 to 1.", TD_GAUGE, NONE, NULL, 0},
-    [V_CACHE_INFO] = {"vllm:cache_config_info",
-                      "Cache geometry.",
-                      TD_GAUGE,
-                      {"block_size", "num_gpu_blocks", NULL},
-                      NULL,
-                      0},
-    [V_LORA_INFO] = {"vllm:lora_requests_info",
-                     "Adapters in use; the value is the time.",
-                     TD_GAUGE,
-                     {"max_lora", "running_lora_adapters", "waiting_lora_adapters", NULL},
-                     NULL,
-                     0},
-    [V_PROMPT] = {"vllm:prompt_tokens_total", "Prompt tokens computed.", TD_COUNTER, NONE, NULL, 0},
-    [V_GENERATION] = {"vllm:generation_tokens_total", "Tokens generated.", TD_COUNTER, NONE, NULL,
-                      0},
-    [V_SUCCESS] = {"vllm:request_success_total", "Finished requests.", TD_COUNTER,
-                   L1("finished_reason"), NULL, 0},
-    [V_TTFT] = {"vllm:time_to_first_token_seconds", "Arrival at the node to the first token.",
-                TD_HISTOGRAM, NONE, H(td_buckets_ttft)},
-    [V_ITL] = {"vllm:inter_token_latency_seconds", "Between tokens.", TD_HISTOGRAM, NONE,
-               H(td_buckets_itl)},
-    [V_QUEUE] = {"vllm:request_queue_time_seconds", "Waiting.", TD_HISTOGRAM, NONE,
-                 H(td_buckets_e2e)},
-    [V_PREFILL] = {"vllm:request_prefill_time_seconds", "Prefill.", TD_HISTOGRAM, NONE,
-                   H(td_buckets_e2e)},
-    [V_DECODE] = {"vllm:request_decode_time_seconds", "Decode.", TD_HISTOGRAM, NONE,
-                  H(td_buckets_e2e)},
-    [V_ITERATION] = {"vllm:iteration_tokens_total", "Tokens per step.", TD_HISTOGRAM, NONE,
-                     H(td_buckets_tokens)},
-};
+#include "common/node/node_metrics_list.h"
 
 #define MAX_TRANSPORTS 8
 
 struct nd_metrics {
-    struct td_node *node;   /* borrowed */
-    struct td_metrics *reg; /* owned */
-    struct td_metric_family *f[FAMILIES];
+    struct td_node *node;               /* borrowed */
+    struct td_metrics *reg;             /* owned */
+    struct td_metrics_process *process; /* owned */
+    struct td_metric_family *f[ND_FAMILIES];
+    struct td_metric
+        *one[ND_FAMILIES]; /* of a family without labels of its own; NULL: not served */
     double last_transfer_us;
     struct {
         const char *name; /* static */
@@ -172,35 +26,45 @@ struct nd_metrics {
     } transports[MAX_TRANSPORTS];
 };
 
-static struct td_metric *labelled(struct nd_metrics *m, enum family f, const char *value)
+/* There is one engine a node. */
+static struct td_metric *labelled(struct nd_metrics *m, enum nd_family f, const char *value)
 {
-    const char *values[] = {value, NULL};
+    const char *values[] = {value, "0", NULL};
     return td_metric_child(m->f[f], values);
 }
 
-static struct td_metric *only(struct nd_metrics *m, enum family f)
+static void set(struct nd_metrics *m, enum nd_family f, double v)
 {
-    return m->f[f] != NULL ? td_metric_only(m->f[f]) : NULL;
-}
-
-static void set(struct nd_metrics *m, enum family f, double v)
-{
-    if (m->f[f] != NULL) {
-        td_metric_set(only(m, f), v);
+    if (m->one[f] != NULL) {
+        td_metric_set(m->one[f], v);
     }
 }
 
-static void add(struct nd_metrics *m, enum family f, double v)
+static void add(struct nd_metrics *m, enum nd_family f, double v)
+{
+    if (m->one[f] != NULL && v > 0) {
+        td_metric_add(m->one[f], (uint64_t)v);
+    }
+}
+
+static void add_labelled(struct nd_metrics *m, enum nd_family f, const char *value, double v)
 {
     if (m->f[f] != NULL && v > 0) {
-        td_metric_add(only(m, f), (uint64_t)v);
+        td_metric_add(labelled(m, f, value), (uint64_t)v);
     }
 }
 
-static void see(struct nd_metrics *m, enum family f, double v)
+static void see(struct nd_metrics *m, enum nd_family f, double v)
 {
-    if (m->f[f] != NULL) {
-        td_metric_observe(only(m, f), v);
+    if (m->one[f] != NULL) {
+        td_metric_observe(m->one[f], v);
+    }
+}
+
+static void see_us(struct nd_metrics *m, enum nd_family f, int64_t from_us, int64_t to_us)
+{
+    if (from_us > 0 && to_us >= from_us) {
+        see(m, f, (double)(to_us - from_us) * 1e-6);
     }
 }
 
@@ -239,6 +103,29 @@ static void scrape_transports(struct nd_metrics *m)
     }
 }
 
+/* Works by what they wait for. The decode role's landing works wait for KV, which vLLM calls deferred. */
+static void scrape_counts(struct nd_metrics *m, const struct td_wire_state *s)
+{
+    struct nd_counts n = {0};
+    bool prefill = m->node->p.role->role == TD_ROLE_PREFILL;
+    m->node->p.role->count(m->node->core, &n);
+    const struct td_engine_info *e = m->node->p.engine->ops->info(m->node->p.engine);
+    double pool_tok = (double)e->n_blocks * e->layout.block_tok;
+    set(m, F_PREFILL_PREALLOC, prefill ? n.table : 0);
+    set(m, F_PREFILL_INFLIGHT, prefill ? n.transfer : 0);
+    set(m, F_DECODE_PREALLOC, prefill ? 0 : n.blocks);
+    set(m, F_DECODE_TRANSFER, prefill ? 0 : n.transfer);
+    set(m, F_PENDING_RATIO, pool_tok > 0 ? (double)n.pending_tok / pool_tok : 0);
+    uint32_t deferred = prefill ? 0 : n.transfer;
+    uint32_t running = s->running_requests > deferred ? s->running_requests - deferred : 0;
+    set(m, V_RUNNING, running);
+    set(m, V_WAITING, s->queued_requests + deferred);
+    if (m->f[V_WAITING_REASON] != NULL) {
+        td_metric_set(labelled(m, V_WAITING_REASON, "capacity"), s->queued_requests);
+        td_metric_set(labelled(m, V_WAITING_REASON, "deferred"), deferred);
+    }
+}
+
 static void on_scrape(void *arg)
 {
     struct nd_metrics *m = arg;
@@ -252,25 +139,28 @@ static void on_scrape(void *arg)
     set(m, F_UPTIME, (double)(td_now_us() - m->node->started_us) * 1e-6);
     set(m, F_ROUTERS, m->node->n_routers);
     if (m->f[V_LORA_INFO] != NULL) { /* no adapters in this version; routers read the name */
-        const char *const values[] = {"0", "", "", NULL};
+        const char *const values[] = {"0", "", "", "0", NULL};
         td_metric_set(td_metric_child(m->f[V_LORA_INFO], values), (double)td_wall_us() * 1e-6);
     }
-    set(m, V_RUNNING, s.running_requests);
-    set(m, V_WAITING, s.queued_requests);
+    set(m, F_STALLS, (double)td_loop_stalls(m->node->p.loop));
+    scrape_counts(m, &s);
 }
 
 static td_err make_families(struct nd_metrics *m)
 {
-    for (int f = 0; f < FAMILIES; f++) {
+    for (int f = 0; f < ND_FAMILIES; f++) {
         if (f >= V_RUNNING && !m->node->p.metrics_vllm) {
             break;
         }
-        m->f[f] = td_metrics_family(m->reg, &descs[f]);
+        m->f[f] = td_metrics_family(m->reg, &nd_metric_list[f]);
         if (m->f[f] == NULL) {
             return TD_ERR_NO_MEMORY;
         }
-        if (descs[f].type == TD_COUNTER && descs[f].labels[0] == NULL) {
-            (void)only(m, (enum family)f); /* a counter starts at 0, so that its first step shows */
+        /* Made at once: a counter starts at 0, so that its first step shows. */
+        const char *first = nd_metric_list[f].labels[0];
+        if (first == NULL || strcmp(first, "engine") == 0) {
+            const char *const values[] = {"0", NULL};
+            m->one[f] = td_metric_child(m->f[f], first == NULL ? NULL : values);
         }
     }
     return TD_OK;
@@ -280,7 +170,7 @@ static void set_cache_info(struct nd_metrics *m)
 {
     const struct td_engine_info *e = m->node->p.engine->ops->info(m->node->p.engine);
     char block[16], blocks[16];
-    const char *values[] = {block, blocks, NULL};
+    const char *values[] = {block, blocks, "0", NULL};
     (void)snprintf(block, sizeof block, "%u", e->layout.block_tok);
     (void)snprintf(blocks, sizeof blocks, "%u", e->n_blocks);
     if (m->f[V_CACHE_INFO] != NULL) {
@@ -302,11 +192,13 @@ td_err nd_metrics_create(struct td_node *n, struct nd_metrics **out_metrics)
     err = err == TD_OK ? td_metrics_const_label(m->reg, "role", roles[n->p.role_told & 3]) : err;
     err = err == TD_OK ? td_metrics_const_label(m->reg, "node", n->name) : err;
     err = err == TD_OK ? make_families(m) : err;
+    err = err == TD_OK ? td_metrics_process_create(m->reg, TD_VERSION, &m->process) : err;
     if (err != TD_OK) {
         nd_metrics_destroy(m);
         return err;
     }
     set_cache_info(m);
+    set(m, F_MODEL_LOAD, n->p.model_load_s);
     td_metrics_on_scrape(m->reg, on_scrape, m);
     *out_metrics = m;
     return TD_OK;
@@ -316,6 +208,7 @@ struct nd_metrics *nd_metrics_destroy(struct nd_metrics *m)
 {
     if (m != NULL) {
         td_metrics_destroy(m->reg);
+        td_metrics_process_destroy(m->process);
         free(m);
     }
     return NULL;
@@ -345,23 +238,23 @@ static void observe_times(struct nd_metrics *m, enum nd_metric what, double s)
 {
     static const struct {
         enum nd_metric what;
-        enum family own, vllm; /* FAMILIES: none */
+        enum nd_family own, vllm; /* ND_FAMILIES: none */
     } rows[] = {
         {ND_M_PREFILL_QUEUE_US, F_PREFILL_QUEUE, V_QUEUE},
-        {ND_M_PREFILL_US, FAMILIES, V_PREFILL},
-        {ND_M_TRANSFER_US, F_TRANSFER_SECONDS, FAMILIES},
-        {ND_M_TRANSFER_EXPOSED_US, F_TRANSFER_EXPOSED, FAMILIES},
+        {ND_M_PREFILL_US, ND_FAMILIES, V_PREFILL},
+        {ND_M_TRANSFER_US, F_TRANSFER_SECONDS, ND_FAMILIES},
+        {ND_M_TRANSFER_EXPOSED_US, F_TRANSFER_EXPOSED, ND_FAMILIES},
         {ND_M_DECODE_QUEUE_US, F_DECODE_QUEUE, V_QUEUE},
-        {ND_M_DECODE_US, FAMILIES, V_DECODE},
-        {ND_M_TTFT_US, FAMILIES, V_TTFT},
-        {ND_M_ITL_US, FAMILIES, V_ITL},
+        {ND_M_DECODE_US, ND_FAMILIES, V_DECODE},
+        {ND_M_TTFT_US, ND_FAMILIES, V_TTFT},
+        {ND_M_ITL_US, ND_FAMILIES, V_ITL},
     };
     for (size_t i = 0; i < TD_COUNT(rows); i++) {
         if (rows[i].what == what) {
-            if (rows[i].own != FAMILIES) {
+            if (rows[i].own != ND_FAMILIES) {
                 see(m, rows[i].own, s);
             }
-            if (rows[i].vllm != FAMILIES) {
+            if (rows[i].vllm != ND_FAMILIES) {
                 see(m, rows[i].vllm, s);
             }
         }
@@ -381,6 +274,7 @@ void nd_metrics_observe(struct nd_metrics *m, enum nd_metric what, double v)
         break;
     case ND_M_TRANSFER_FAILED:
         td_metric_add(labelled(m, F_TRANSFER_FAILURES, td_err_code((td_err)(int)v)), 1);
+        add(m, V_XFER_FAILED, 1);
         break;
     case ND_M_PROMPT_TOKENS:
         add(m, V_PROMPT, v);
@@ -407,6 +301,60 @@ void nd_metrics_observe(struct nd_metrics *m, enum nd_metric what, double v)
     default:
         observe_times(m, what, v * 1e-6);
         break;
+    }
+}
+
+static void done_transfer(struct nd_metrics *m, const struct nd_done *d)
+{
+    if (d->local || (d->decode && d->record_us == 0)) {
+        return;
+    }
+    if (!d->decode) {
+        see_us(m, F_TRANSFER_BOOTSTRAP, d->arrived_us, d->table_us);
+        add(m, F_EXPIRED, d->err == TD_ERR_LEASE ? 1 : 0);
+        add(m, V_XFER_EXPIRED, d->err == TD_ERR_LEASE ? 1 : 0);
+        double unheard = d->record_us != 0 && d->err != TD_OK && d->err != TD_ERR_CANCELLED ? 1 : 0;
+        add(m, F_NOTIFY_FAILURES, unheard);
+        add(m, V_XFER_NOTIFY_FAILED, unheard);
+    }
+    if (d->err == TD_OK && d->kv_bytes > 0) {
+        see_us(m, V_XFER_TIME, d->xfer_first_us, d->xfer_last_us);
+        see(m, V_XFER_BYTES, (double)d->kv_bytes);
+        see(m, V_XFER_DESCRIPTORS, d->n_slices);
+    }
+}
+
+static void done_tokens(struct nd_metrics *m, const struct nd_done *d)
+{
+    bool computed = d->token_us != 0, brought = d->decode && !d->local && d->record_us != 0;
+    add_labelled(m, V_SOURCE, "local_compute", computed ? d->n_prompt : 0);
+    add_labelled(m, V_SOURCE, "external_kv_transfer", brought ? d->n_prompt : 0);
+    add(m, V_EXTERNAL_QUERIES, d->decode && !d->local ? d->n_prompt : 0);
+    add(m, V_EXTERNAL_HITS, brought ? d->n_prompt : 0);
+    if (d->err == TD_OK) {
+        see(m, V_REQ_PROMPT, d->n_prompt);
+        see(m, V_REQ_GENERATION, d->n_output);
+        see(m, V_REQ_MAX_TOKENS, d->max_tokens);
+        see(m, V_REQ_KV_COMPUTED, computed ? d->n_prompt : 0);
+    }
+}
+
+void nd_metrics_done(struct nd_metrics *m, const struct nd_done *d)
+{
+    int64_t first_us = d->token_us != 0 ? d->token_us : d->record_us;
+    done_transfer(m, d);
+    done_tokens(m, d);
+    add(m, V_PREEMPTIONS, d->preempted);
+    if (d->decode && !d->local) {
+        see_us(m, F_TRANSFER_ALLOC, d->arrived_us, d->table_us);
+    }
+    if (d->err != TD_OK) {
+        return;
+    }
+    see_us(m, V_E2E, d->arrived_us, d->ended_us);
+    see_us(m, V_INFERENCE, d->exec_us != 0 ? d->exec_us : d->decode_us, d->last_us);
+    if (d->decode && d->n_output > 1 && d->last_us > first_us) {
+        see(m, V_TPOT, (double)(d->last_us - first_us) * 1e-6 / (d->n_output - 1));
     }
 }
 

@@ -16,6 +16,8 @@ struct nd_metrics;
 td_err nd_metrics_create(struct td_node *n, struct nd_metrics **out_metrics) TD_MUST_CHECK;
 struct nd_metrics *nd_metrics_destroy(struct nd_metrics *m);
 void nd_metrics_observe(struct nd_metrics *m, enum nd_metric what, double value);
+/* A work has ended. */
+void nd_metrics_done(struct nd_metrics *m, const struct nd_done *d);
 void nd_metrics_step(struct nd_metrics *m, int64_t exec_us);
 void nd_metrics_xfer(struct nd_metrics *m, const struct td_xfer_event *ev);
 void nd_metrics_send_failed(struct nd_metrics *m);

@@ -118,6 +118,7 @@ struct app {
     uint32_t n_keys, port_first, port_last;
     struct td_model *model;
     struct td_engine *engine;
+    double model_load_s;
     struct td_loop *loop;
     struct td_node *node;
     void *front; /* --role both */
@@ -227,6 +228,7 @@ static td_err make_engine(struct app *a)
 {
     static const enum td_cpu_isa isas[] = {TD_ISA_AUTO, TD_ISA_PORTABLE, TD_ISA_AVX2, TD_ISA_AVX512,
                                            TD_ISA_AMX};
+    int64_t start = td_now_us();
     TD_TRY(td_model_open(a->o.model, &a->model));
     int64_t cores = sysconf(_SC_NPROCESSORS_ONLN);
     struct td_cpu_engine_params p = {
@@ -238,10 +240,10 @@ static td_err make_engine(struct app *a)
         .max_tokens = (uint32_t)a->o.batched_tokens,
         .max_slots = (uint32_t)a->o.max_seqs,
         .max_model_len = (uint32_t)a->o.max_model_len};
-    int64_t start = td_now_us();
     TD_TRY(td_cpu_engine_create(a->model, &p, &a->engine));
-    TD_LOG(INFO, "model loaded", "node=%s path=%s blocks=%u threads=%u ms=%" PRId64, a->name,
-           a->o.model, p.n_blocks, p.n_threads, (td_now_us() - start) / 1000);
+    a->model_load_s = (double)(td_now_us() - start) * 1e-6;
+    TD_LOG(INFO, "model loaded", "node=%s path=%s blocks=%u threads=%u ms=%.0f", a->name,
+           a->o.model, p.n_blocks, p.n_threads, a->model_load_s * 1e3);
     return TD_OK;
 }
 
@@ -277,6 +279,7 @@ static td_err make_node(struct app *a)
         .max_batched_tokens = (uint32_t)a->o.batched_tokens,
         .chunk_tokens = (uint32_t)a->o.chunk,
         .time_scale = a->o.time_scale,
+        .model_load_s = a->model_load_s,
         .metrics_vllm = a->o.vllm};
     return td_node_create(&p, &a->node);
 }

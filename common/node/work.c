@@ -140,6 +140,26 @@ static void name_work(struct nd_work *work, const char *request_id)
     }
 }
 
+/* Anything but a traceparent's characters is not one. */
+static void keep_trace(struct nd_work *work, const char *traceparent)
+{
+    size_t len = traceparent != NULL ? strlen(traceparent) : 0;
+    if (len < sizeof work->trace &&
+        strspn(len > 0 ? traceparent : "", "0123456789abcdef-") == len) {
+        memcpy(work->trace, len > 0 ? traceparent : "", len + 1);
+    }
+}
+
+void nd_work_done(const struct nd_work *work, struct nd_done *out)
+{
+    out->id = work->id;
+    memcpy(out->req, work->req, sizeof work->req);
+    memcpy(out->trace, work->trace, sizeof work->trace);
+    out->arrived_us = work->arrived_us;
+    out->n_prompt = work->n_prompt;
+    out->max_tokens = work->sampling.max_tokens;
+}
+
 static td_err keep_request(struct nd_works *w, struct nd_work *work,
                            const struct td_wire_request *r)
 {
@@ -185,6 +205,7 @@ td_err nd_works_open(struct nd_works *w, const struct td_wire_request *r, int64_
     work->sampling = r->sampling;
     work->sampling.bias = NULL;
     name_work(work, r->request_id);
+    keep_trace(work, r->traceparent);
     *out_work = work;
     return TD_OK;
 }

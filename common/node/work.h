@@ -36,8 +36,9 @@ struct nd_work {
     uint64_t number;   /* arrival order */
     int32_t priority;
     bool used;
-    bool mute;            /* its router is lost: nothing more is sent there */
-    char req[ND_REQ_LEN]; /* for log lines */
+    bool mute;                /* its router is lost: nothing more is sent there */
+    char req[ND_REQ_LEN];     /* for log lines */
+    char trace[ND_TRACE_LEN]; /* W3C traceparent; "" for none */
     uint32_t n_prompt, n_replayed;
     struct nd_span prompt;
     struct td_sampling_params sampling; /* bias is NULL; the list is in `bias` */
@@ -87,6 +88,8 @@ int64_t nd_works_next_deadline(const struct nd_works *w);
 void nd_works_bury(struct nd_works *w, const struct td_work_id *id, enum nd_grave why);
 enum nd_grave nd_works_buried(const struct nd_works *w, const struct td_work_id *id);
 
+/* What every role's last word says: names, times of the door, sizes. */
+void nd_work_done(const struct nd_work *work, struct nd_done *out);
 /* Prompt tokens [pos, pos + n) in the actions' arena; NULL when it is full. */
 const int32_t *nd_work_tokens(const struct nd_works *w, const struct nd_work *work, uint32_t pos,
                               uint32_t n, struct nd_actions *out);

@@ -135,6 +135,74 @@ def test_the_figures_of_one_request_are_plausible():
         assert 0 < router.value("tandem_router_time_to_first_token_seconds_sum") <= took
 
 
+def test_figures_equal_what_clients_saw():
+    """Requests and tokens, summed over everything that clients of all kinds were told."""
+    with cluster(2, 2, time_scale=1) as cl:
+        port = cl.router.port("http")
+        bodies = [dict(text=TEXT[:10 + 7 * i], max_tokens=3 + i % 4, ignore_eos=True, n=1 + (i % 5 == 0)) for i in range(20)]
+        answers = in_threads([lambda b=b: chat(port, b.pop("text"), **b) for b in bodies])
+        streamed = in_threads([lambda i=i: len(tokens_of(port, TEXT[:20 + i], max_tokens=5, ignore_eos=True)) for i in range(5)])
+        bad = [request(port, "POST", "/v1/completions", {"prompt": 7}).status for _ in range(3)]
+        assert all(a.status == 200 for a in answers) and streamed == [5] * 5 and bad == [400] * 3
+        usage = [a.json()["usage"] for a in answers]
+        prompt, output = (sum(u[k] for u in usage) for k in ("prompt_tokens", "completion_tokens"))
+        works = sum(len(a.json()["choices"]) for a in answers) + 5
+        s = Scrape(cl, cl.router)
+        assert s.value('tandem_router_requests_total{model_name="tiny",code="200"}') == 25
+        assert s.value('tandem_router_requests_total{model_name="tiny",code="400"}') == 3
+        assert s.value('tandem_router_admissions_total{model_name="tiny",outcome="dispatched"}') == works
+        assert s.value("tandem_router_output_tokens_sum") == output + 25
+        assert s.value("tandem_router_inter_token_latency_seconds_count") == output + 25 - works
+        assert s.value("gen_ai_server_request_duration_seconds_count") == 28
+        tokens = {k: sum(v for n, v in s.values.items() if n.startswith("gen_ai_client_token_usage_sum") and f'type="{k}"' in n)
+                  for k in ("input", "output")}
+        assert tokens["output"] == output + 25
+        streamed_prompt = tokens["input"] - prompt  # the streams did not ask for their usage
+        assert streamed_prompt > 0
+
+        def settled():
+            nodes = scrapes(cl)[1:]
+            return sum(n.value("vllm:request_success_total") for n in nodes) == 2 * works
+
+        wait_for(settled, 10, "the nodes' last words")
+        prefill = [n for n in scrapes(cl) if n.role == "prefill"]
+        decode = [n for n in scrapes(cl) if n.role == "decode"]
+        computed = sum(n.value("vllm:prompt_tokens_total") for n in prefill)
+        assert computed == sum(n.value("vllm:external_prefix_cache_hits_total") for n in decode)
+        assert computed == s.value("tandem_router_prompt_tokens_sum")
+        assert sum(n.value("vllm:request_generation_tokens_sum") for n in decode) == output + 25
+        for role in (prefill, decode):
+            assert sum(n.value("vllm:request_prompt_tokens_sum") for n in role) == computed
+
+
+def test_a_crowd_and_a_plan_show():
+    slow = ["--fault", "step.pause=delay:us=20000"]
+    with cluster(1, 2, time_scale=1, node=slow + ["--kv-blocks", "24"],
+                 router=["--planned-prefill", "3", "--planned-decode", "2"]) as cl:
+        port = cl.router.port("http")
+        s = Scrape(cl, cl.router)
+        assert s.value('tandem_router_planned_nodes{model_name="tiny",role="prefill"}') == 3
+        missing = {n for n, row in LISTED.items() if row[3] in ("crowd", "imbalance", "option")}
+        assert missing
+        done = []
+
+        def watch():
+            while not done and missing:
+                for one in scrapes(cl):
+                    missing.difference_update([n for n in missing if one.moved(n)])
+
+        def ask():
+            in_threads([lambda i=i: chat(port, TEXT * (1 + i), max_tokens=10 + 40 * i, ignore_eos=True)
+                        for i in (0, 1, 0, 1, 0, 1, 0, 1, 0)])
+            done.append(True)
+
+        in_threads([ask, watch])
+        assert not missing, missing
+
+
+SLOW_TO_FALL = {"tandem_router_average_kv_usage_ratio", "tandem_router_saturation", "tandem_router_connections"}
+
+
 def test_gauges_show_what_runs_and_waits():
     slow = ["--fault", "step.pause=delay:us=40000"]
     with cluster(time_scale=1, node=slow + ["--max-num-seqs", "1"], router=["--node-queue", "2"]) as cl:
@@ -156,16 +224,21 @@ def test_gauges_show_what_runs_and_waits():
         assert not any(missing.values()), missing
         for s in scrapes(cl):  # and they come back
             stuck = [n for n in expected(s.role, "running") if s.moved(n)]
-            assert not set(stuck) - {"tandem_router_average_kv_usage_ratio", "tandem_router_connections"}, stuck
+            assert not set(stuck) - SLOW_TO_FALL, stuck
 
 
-# name and labels, process, what is done to a cluster, and its extra arguments
+# names and labels, process, what is done to a cluster, and its extra arguments
 def bad_request(cl):
     assert request(cl.router.port("http"), "POST", "/v1/completions", {"prompt": 7}).status == 400
 
 
 def one_answer(cl):
     assert len(tokens_of(cl.router.port("http"), TEXT, max_tokens=4, ignore_eos=True)) == 4
+
+
+def long_answer(cl):
+    """Long enough for a lease to run out while it goes on."""
+    assert len(tokens_of(cl.router.port("http"), TEXT, max_tokens=80, ignore_eos=True)) == 80
 
 
 def no_prefill_node(cl):
@@ -203,12 +276,16 @@ FAILURES = [
     ("tandem_router_retries_total", "reason=", "router", one_answer, {"prefill_args": ["--fault", "step.fail=fail:times=1"]}),
     ("tandem_node_finished_total", 'reason="error"', "prefill-0", one_answer,
      {"prefill_args": ["--fault", "step.fail=fail:times=1"]}),
-    ("tandem_node_kv_transfer_failures_total", "reason=", "prefill-0", one_answer,
+    ("tandem_node_kv_transfer_failures_total vllm:nixl_num_failed_transfers_total", "", "prefill-0", one_answer,
      {"prefill_args": ["--fault", "xfer.post.fail=fail:times=1"]}),
     ("tandem_node_kv_transfer_failures_total", 'reason="kv_mismatch"', "decode-0", one_answer,
      {"prefill_args": ["--fault", "kv.header.flip=fail:times=1"]}),
-    ("tandem_node_kv_refused_slices_total", "", "decode-0", one_answer,
+    ("tandem_node_kv_refused_slices_total vllm:nixl_num_failed_transfers_total", "", "decode-0", one_answer,
      {"prefill_args": ["--fault", "kv.header.flip=fail:times=1"]}),
+    ("tandem_node_kv_expired_requests_total vllm:nixl_num_kv_expired_reqs_total", "", "prefill-0", one_answer,
+     {"time_scale": 0.1, "decode_args": ["--fault", "xfer.table.drop=fail:times=1"]}),
+    ("tandem_node_kv_transfer_notify_failures_total vllm:nixl_num_failed_notifications_total", "", "prefill-0", long_answer,
+     {"time_scale": 0.1, "decode_args": ["--fault", "xfer.ack.drop=fail:times=1,step.pause=delay:us=60000"]}),
     ("tandem_node_cancellations_total", 'phase="decode"', "decode-0", leave, {"decode_args": SLOW}),
     ("tandem_node_cancellations_total", 'phase="prefill"', "prefill-0", leave_early,
      {"prefill_args": SLOW + ["--prefill-chunk", "16", "--max-num-batched-tokens", "16"]}),
@@ -218,20 +295,21 @@ FAILURES = [
 
 
 def test_error_counters_move_by_the_failure_they_name():
-    for name, labels, where, provoke, options in FAILURES:
-        with cluster(time_scale=1, **options) as cl:
+    for names, labels, where, provoke, options in FAILURES:
+        with cluster(**{"time_scale": 1, **options}) as cl:
             process = next(p for p in processes(cl) if p.name == where)
 
-            def count():
-                return sum(v for k, v in Scrape(cl, process).values.items() if k.split("{")[0] == name and labels in k)
+            def counts():
+                values = Scrape(cl, process).values
+                return [sum(v for k, v in values.items() if k.split("{")[0] == n and labels in k) for n in names.split()]
 
-            before = count()
+            before = counts()
             provoke(cl)
-            wait_for(lambda: count() > before, 10, f"{name}{{{labels}}} of {where} to move")
+            wait_for(lambda: all(a > b for a, b in zip(counts(), before)), 10, f"{names} {{{labels}}} of {where} to move")
 
 
 def test_every_error_counter_is_provoked():
-    provoked = {(f[0], f[2].split("-")[0]) for f in FAILURES}
+    provoked = {(name, f[2].split("-")[0]) for f in FAILURES for name in f[0].split()}
     missing = {(n, r) for n, row in LISTED.items() for r in row[1] if row[3] == "error"} - provoked
     assert not missing, missing
 

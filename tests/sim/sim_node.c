@@ -135,6 +135,7 @@ static void carry_out(struct sim *s, struct sim_proc *p)
             sim_xfer_cmd(s, p, a);
             break;
         case ND_DO_OBSERVE:
+        case ND_DO_DONE:
             break;
         }
     }

@@ -809,9 +809,71 @@ static void a_long_local_prompt_does_not_stop_running_streams(void **state)
     (void)rig_destroy(r);
 }
 
+static void counts_and_the_last_word_tell_where_a_request_is(void **state)
+{
+    static const struct {
+        enum at at;
+        uint32_t blocks, transfer;
+        unsigned phase;
+    } rows[] = {{QUEUED, 1, 1, 0},
+                {LANDING, 0, 1, 2},
+                {FLOWING, 0, 1, 2},
+                {RUNNING, 0, 0, 3},
+                {PREFILL, 0, 0, 1}};
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        struct td_wire_request q;
+        struct rig *r = bring(rows[i].at, &q);
+        struct nd_counts n = {0};
+        r->node[D].ops->count(r->node[D].core, &n);
+        assert_int_equal(n.blocks, rows[i].blocks);
+        assert_int_equal(n.transfer, rows[i].transfer);
+        assert_int_equal(n.pending_tok, rows[i].blocks * 60);
+        assert_int_equal(r->node[D].n_done, 0);
+        struct td_wire_msg cancel = rig_cancel(&q.id);
+        rig_msg(r, D, &cancel, TD_OK);
+        rig_deliver(r);
+        const struct nd_done *d = &r->node[D].done;
+        assert_int_equal(r->node[D].n_done, 1);
+        assert_true(td_work_id_eq(&d->id, &q.id) && d->decode);
+        assert_int_equal(d->err, TD_ERR_CANCELLED);
+        assert_int_equal(d->phase, rows[i].phase);
+        (void)rig_destroy(r);
+    }
+}
+
+static void the_last_word_carries_times_sizes_and_the_trace(void **state)
+{
+    static const char trace[] = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+    struct rig_params p = {.n_blocks = 64};
+    (void)state;
+    struct rig *r = one(&p);
+    struct td_wire_request q = rig_request(1, 60, 10);
+    q.traceparent = trace;
+    rig_pass(r, 1000);
+    hand_over(r, &q);
+    rig_settle(r);
+    const struct nd_done *d = &r->node[D].done;
+    assert_int_equal(r->node[D].n_done, 1);
+    assert_string_equal(d->trace, trace);
+    assert_int_equal(d->err, TD_OK);
+    assert_int_equal(d->finish, TD_FINISH_LENGTH);
+    assert_int_equal(d->n_prompt, 60);
+    assert_int_equal(d->n_output, 10);
+    assert_int_equal(d->max_tokens, 10);
+    assert_int_equal(d->n_slices, 2 * RIG_LAYERS);
+    assert_int_equal(d->kv_bytes, 2 * RIG_LAYERS * 128);
+    assert_true(d->arrived_us > 0 && d->arrived_us <= d->table_us);
+    assert_true(d->table_us <= d->record_us && d->record_us <= d->decode_us);
+    assert_true(d->decode_us <= d->last_us && d->last_us <= d->ended_us);
+    (void)rig_destroy(r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(counts_and_the_last_word_tell_where_a_request_is),
+        cmocka_unit_test(the_last_word_carries_times_sizes_and_the_trace),
         cmocka_unit_test(every_event_in_every_state_is_answered_as_the_table_says),
         cmocka_unit_test(prefill_hears_once_that_it_may_stop),
         cmocka_unit_test(a_request_is_taken_when_record_and_slices_are_there),

@@ -103,6 +103,7 @@ static void a_scrape_shows_what_the_node_is_doing(void **state)
     fake_role.state.queued_requests = 2;
     fake_role.state.queued_prompt_tok = 77;
     fake_role.n_work = 5;
+    fake_role.counts = (struct nd_counts){.blocks = 2, .transfer = 1, .pending_tok = 256};
     shell_start(r);
     shell_attach(r, 0);
     shell_reaches(r, &r->routers[0].n_states, 1, "the first state");
@@ -122,12 +123,95 @@ static void a_scrape_shows_what_the_node_is_doing(void **state)
     assert_true(value("tandem_node_send_failures_total", "") == 1);
     assert_true(value("tandem_node_request_bytes_total", "") == 100);
     assert_true(value("tandem_node_response_bytes_total", "") > 0);
-    assert_true(value("vllm:num_requests_running", "") == 3);
-    assert_true(value("vllm:num_requests_waiting", "") == 2);
+    assert_true(value("vllm:num_requests_running", "") == 2); /* the third waits for its KV */
+    assert_true(value("vllm:num_requests_waiting", "") == 3);
+    assert_true(value("vllm:num_requests_waiting_by_reason", "reason=\"capacity\"") == 2);
+    assert_true(value("vllm:num_requests_waiting_by_reason", "reason=\"deferred\"") == 1);
+    assert_true(value("tandem_node_decode_prealloc_queue_requests", "") == 2);
+    assert_true(value("tandem_node_decode_transfer_queue_requests", "") == 1);
+    assert_true(value("tandem_node_pending_prealloc_token_ratio", "") == 256.0 / (64 * 16));
     assert_true(value("vllm:cache_config_info", "block_size=\"16\"") == 1);
     assert_true(value("tandem_node_uptime_seconds", "model_name=\"tiny\"") > 0);
     assert_true(value("tandem_node_uptime_seconds", "role=\"decode\"") > 0);
     assert_true(value("tandem_node_uptime_seconds", "node=\"d0\"") > 0);
+}
+
+static void a_works_end_moves_the_figures_of_its_role(void **state)
+{
+    struct shell_rig *r = *state;
+    struct nd_done p = {.arrived_us = 1000000,
+                        .table_us = 1500000,
+                        .exec_us = 2000000,
+                        .token_us = 4000000,
+                        .last_us = 4000000,
+                        .ended_us = 6000000,
+                        .xfer_first_us = 3000000,
+                        .xfer_last_us = 5000000,
+                        .record_us = 5000000,
+                        .n_prompt = 100,
+                        .n_output = 1,
+                        .max_tokens = 5,
+                        .n_slices = 12,
+                        .kv_bytes = 4096,
+                        .transport = "shm"};
+    struct nd_done d = p;
+    d.decode = true;
+    d.exec_us = d.token_us = 0;
+    d.decode_us = 5500000;
+    d.last_us = 9000000;
+    d.ended_us = 9000000;
+    d.n_output = 5;
+    shell_start(r);
+    nd_metrics_done(r->node->metrics, &p);
+    scrape(r);
+    assert_true(value("tandem_node_kv_transfer_bootstrap_seconds_sum", "") == 0.5);
+    assert_true(value("tandem_node_kv_transfer_alloc_seconds_count", "") == 0);
+    assert_true(value("vllm:nixl_xfer_time_seconds_sum", "engine=\"0\"") == 2);
+    assert_true(value("vllm:nixl_num_descriptors_sum", "") == 12);
+    assert_true(value("vllm:prompt_tokens_by_source_total", "source=\"local_compute\"") == 100);
+    assert_true(value("vllm:external_prefix_cache_queries_total", "") == 0);
+    assert_true(value("vllm:request_inference_time_seconds_sum", "") == 2);
+    assert_true(value("vllm:e2e_request_latency_seconds_sum", "") == 5);
+    assert_true(value("vllm:request_time_per_output_token_seconds_count", "") == 0);
+    nd_metrics_done(r->node->metrics, &d);
+    scrape(r);
+    assert_true(value("tandem_node_kv_transfer_alloc_seconds_sum", "") == 0.5);
+    assert_true(value("tandem_node_kv_transfer_bootstrap_seconds_count", "") == 1);
+    assert_true(value("vllm:external_prefix_cache_queries_total", "") == 100);
+    assert_true(value("vllm:external_prefix_cache_hits_total", "") == 100);
+    assert_true(value("vllm:prompt_tokens_by_source_total", "external_kv_transfer") == 100);
+    assert_true(value("vllm:request_time_per_output_token_seconds_sum", "") == 1);
+    assert_true(value("vllm:request_inference_time_seconds_sum", "") == 5.5);
+    assert_true(value("vllm:request_generation_tokens_sum", "") == 6);
+    assert_true(value("vllm:request_params_max_tokens_sum", "") == 10);
+}
+
+static void a_failed_end_is_counted_as_what_it_was(void **state)
+{
+    struct shell_rig *r = *state;
+    struct nd_done d = {.arrived_us = 1000000,
+                        .table_us = 1500000,
+                        .token_us = 2000000,
+                        .ended_us = 3000000,
+                        .err = TD_ERR_LEASE,
+                        .kv_bytes = 10,
+                        .transport = ""};
+    shell_start(r);
+    nd_metrics_done(r->node->metrics, &d); /* KV that nobody took; the record had not gone out */
+    d.record_us = 2500000;
+    nd_metrics_done(r->node->metrics, &d);
+    d.err = TD_ERR_CANCELLED; /* nobody's failure */
+    nd_metrics_done(r->node->metrics, &d);
+    d = (struct nd_done){.decode = true, .err = TD_ERR_NO_CAPACITY, .preempted = true};
+    nd_metrics_done(r->node->metrics, &d);
+    scrape(r);
+    assert_true(value("tandem_node_kv_expired_requests_total", "") == 2);
+    assert_true(value("tandem_node_kv_transfer_notify_failures_total", "") == 1);
+    assert_true(value("vllm:nixl_num_kv_expired_reqs_total", "") == 2);
+    assert_true(value("vllm:nixl_num_failed_notifications_total", "") == 1);
+    assert_true(value("vllm:num_preemptions_total", "") == 1);
+    assert_true(value("vllm:e2e_request_latency_seconds_count", "") == 0);
+    assert_true(value("vllm:nixl_bytes_transferred_count", "") == 0);
 }
 
 static void the_other_names_can_be_left_out(void **state)
@@ -171,6 +255,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(every_observation_moves_its_figures),
         TEST(a_scrape_shows_what_the_node_is_doing),
+        TEST(a_works_end_moves_the_figures_of_its_role),
+        TEST(a_failed_end_is_counted_as_what_it_was),
         TEST(the_other_names_can_be_left_out),
         TEST(bytes_are_counted_by_the_name_of_their_transport),
     };

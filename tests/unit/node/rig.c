@@ -510,6 +510,10 @@ static void carry_out(struct rig *r, uint32_t node)
         case ND_DO_OBSERVE:
             n->n_observed[a->metric]++;
             break;
+        case ND_DO_DONE:
+            n->n_done++;
+            n->done = *a->done;
+            break;
         }
     }
 }

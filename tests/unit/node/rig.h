@@ -62,6 +62,8 @@ struct rig_node {
     struct rig_push pushes[RIG_MAX_PUSH]; /* not posted yet: gated, or held by the test */
     uint32_t n_pushes;
     uint32_t n_observed[ND_METRICS];
+    uint32_t n_done;
+    struct nd_done done; /* the last */
     /* Knobs of the test. */
     bool fail_rows;     /* every row of the next steps fails */
     bool hold_pushes;   /* nothing is posted */

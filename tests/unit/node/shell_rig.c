@@ -79,6 +79,12 @@ static uint32_t role_waits(const void *core, struct nd_wait *out, uint32_t cap)
     return fake_role.n_waits;
 }
 
+static void role_count(const void *core, struct nd_counts *out)
+{
+    (void)core;
+    *out = fake_role.counts;
+}
+
 static td_err role_check(const void *core)
 {
     (void)core;
@@ -94,6 +100,7 @@ const struct nd_role_ops fake_role_ops = {.name = "decode",
                                           .state = role_state,
                                           .work_count = role_work,
                                           .waits = role_waits,
+                                          .count = role_count,
                                           .check = role_check};
 
 /* ---- the engine ---- */

@@ -23,6 +23,7 @@ struct fake_role {
     td_ticket last_ticket;
     int64_t drain_deadline_us, deadline_us;
     struct td_wire_state state;
+    struct nd_counts counts;
     uint32_t n_work;
     struct nd_wait waits[2];
     uint32_t n_waits;

@@ -475,9 +475,46 @@ static void work_of_another_router_epoch_is_not_accepted(void **state)
     (void)rig_destroy(r);
 }
 
+static void counts_and_the_last_word_tell_where_a_prompt_is(void **state)
+{
+    static const struct {
+        enum at at;
+        uint32_t blocks, table, transfer;
+        unsigned phase;
+    } rows[] = {{EXEC, 0, 1, 0, 1},
+                {EXEC_TABLE, 0, 0, 0, 1},
+                {PARKED, 0, 1, 1, 2},
+                {PUSHING, 0, 0, 1, 2},
+                {HANDING, 0, 0, 1, 2}};
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        struct td_wire_request q;
+        struct rig *r = bring(rows[i].at, &q);
+        struct nd_counts n = {0};
+        r->node[P].ops->count(r->node[P].core, &n);
+        assert_int_equal(n.blocks, rows[i].blocks);
+        assert_int_equal(n.table, rows[i].table);
+        assert_int_equal(n.transfer, rows[i].transfer);
+        uint32_t before = r->node[P].n_done;
+        struct td_wire_msg cancel = rig_cancel(&q.id);
+        rig_msg(r, P, &cancel, TD_OK);
+        rig_deliver(r);
+        const struct nd_done *d = &r->node[P].done;
+        assert_int_equal(r->node[P].n_done, before + 1);
+        assert_true(td_work_id_eq(&d->id, &q.id) && !d->decode);
+        assert_int_equal(d->err, TD_ERR_CANCELLED);
+        assert_int_equal(d->phase, rows[i].phase);
+        assert_int_equal(d->n_output, rows[i].transfer);
+        assert_true((d->record_us != 0) == (rows[i].at == HANDING));
+        assert_true((d->table_us != 0) == (rows[i].table == 0));
+        (void)rig_destroy(r);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(counts_and_the_last_word_tell_where_a_prompt_is),
         cmocka_unit_test(every_event_in_every_state_is_answered_as_the_table_says),
         cmocka_unit_test(decode_hears_of_every_bad_end_once),
         cmocka_unit_test(a_foreign_or_second_table_is_refused),
