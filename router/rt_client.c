@@ -411,6 +411,8 @@ static void remember(struct rt_client *c, const struct choice *ch, const struct 
                                   .n_prompt = ch->n_prompt,
                                   .n_output = a->n_output,
                                   .wall_us = td_wall_us(),
+                                  .started_us = c->started_us,
+                                  .decision = a->decision,
                                   .queue_us = a->queue_us,
                                   .total_us = td_now_us() - c->started_us,
                                   .stages = a->stages};

@@ -181,6 +181,9 @@ struct rt_decision_record {
 const struct rt_decision_record *rt_core_decision(const struct rt_core *c, uint64_t number);
 /* The request of this counter, while the ledger has it. */
 bool rt_core_request(const struct rt_core *c, uint64_t counter, struct rt_request_view *out);
+/* The same by the client's id; of several choices the first. */
+bool rt_core_request_named(const struct rt_core *c, const char *request_id,
+                           struct rt_request_view *out);
 /* Invariants: phases sum up, every live entry has a deadline, nobody waits on a node that is gone.
  */
 td_err rt_core_check(const struct rt_core *c) TD_MUST_CHECK;

@@ -43,6 +43,19 @@ bool rt_core_request(const struct rt_core *c, uint64_t counter, struct rt_reques
     return e != NULL;
 }
 
+bool rt_core_request_named(const struct rt_core *c, const char *request_id,
+                           struct rt_request_view *out)
+{
+    for (uint32_t i = 0; i < c->ledger.max; i++) {
+        const struct rt_entry *e = &c->ledger.entries[i];
+        if (e->phase != RT_FREE && strcmp(e->request_id, request_id) == 0) {
+            *out = view_of(c, e);
+            return true;
+        }
+    }
+    return false;
+}
+
 uint32_t rt_core_count(const struct rt_core *c, enum rt_phase phase)
 {
     return phase < RT_PHASES ? c->ledger.by_phase[phase] : 0;

@@ -13,37 +13,27 @@
 #include "common/base/log.h"
 #include "common/base/mem.h"
 #include "common/io/http_error.h"
-#include "router/rt_shell_int.h"
+#include "router/rt_http_int.h"
 
-#define BODY_MAX (8u << 20)
-
-struct call {
-    struct rt_shell *s;
-    struct td_http_exchange *x;
-    const struct td_http_request *r;
-    struct rt_key *key;
-    char id[TD_WIRE_MAX_NAME]; /* x-request-id of every answer */
-};
-
-static void refuse(struct call *c, td_err err, const char *text, const char *param, double retry_s)
+void rt__refuse(struct rt_call *c, td_err err, const char *text, const char *param, double retry_s)
 {
     struct td_http_header id = {"x-request-id", c->id};
     td_http_refuse_with(c->x, err, text, param, retry_s, &id, 1);
 }
 
-static void answer(struct call *c, const char *type, const void *body, size_t len)
+void rt__answer(struct rt_call *c, const char *type, const void *body, size_t len)
 {
     struct td_http_header id = {"x-request-id", c->id};
     td_http_respond(c->x, 200, &id, 1, type, body, len);
 }
 
-static void answer_json(struct call *c, const struct td_buf *body, td_err err)
+void rt__answer_json(struct rt_call *c, const struct td_buf *body, td_err err)
 {
     if (err != TD_OK) {
-        refuse(c, err, "the answer does not fit into memory", NULL, 1);
+        rt__refuse(c, err, "the answer does not fit into memory", NULL, 1);
         return;
     }
-    answer(c, "application/json", body->data, body->len);
+    rt__answer(c, "application/json", body->data, body->len);
 }
 
 /* ---- the API ---- */
@@ -55,7 +45,7 @@ static bool is_json(const char *type)
 }
 
 /* With what this key is limited to and what is left of it: x-ratelimit-limit-requests and so on. */
-static void refuse_by_key(struct call *c, td_err err, double retry_s)
+static void refuse_by_key(struct rt_call *c, td_err err, double retry_s)
 {
     static const char *const parts[] = {"limit", "remaining", "reset"};
     struct rt_key_limit limits[RT_KEY_LIMITS];
@@ -75,16 +65,16 @@ static void refuse_by_key(struct call *c, td_err err, double retry_s)
     td_http_refuse_with(c->x, err, "this key has reached a rate limit", NULL, retry_s, h, n_h);
 }
 
-static void generate(struct call *c, bool chat)
+static void generate(struct rt_call *c, bool chat)
 {
     double retry_s = 1;
     if (!is_json(td_http_header_get(c->r, "content-type"))) {
-        refuse(c, TD_ERR_MEDIA_TYPE, "Content-Type must be application/json", NULL, 1);
+        rt__refuse(c, TD_ERR_MEDIA_TYPE, "Content-Type must be application/json", NULL, 1);
         rt_metrics_answer(c->s->metrics, 415, TD_ERR_MEDIA_TYPE);
         return;
     }
     if (c->s->draining) {
-        refuse(c, TD_ERR_DRAINING, "this router is draining", NULL, 5);
+        rt__refuse(c, TD_ERR_DRAINING, "this router is draining", NULL, 5);
         rt_metrics_answer(c->s->metrics, 503, TD_ERR_DRAINING);
         return;
     }
@@ -95,7 +85,7 @@ static void generate(struct call *c, bool chat)
         if (err == TD_ERR_RATE_LIMITED) {
             refuse_by_key(c, err, retry_s);
         } else {
-            refuse(c, err, NULL, NULL, retry_s);
+            rt__refuse(c, err, NULL, NULL, retry_s);
         }
         rt_metrics_answer(c->s->metrics, td_err_http(err), err);
         return;
@@ -103,12 +93,12 @@ static void generate(struct call *c, bool chat)
     rt__client_start(c->s, c->x, chat, c->key, c->id);
 }
 
-static void h_chat(struct call *c)
+static void h_chat(struct rt_call *c)
 {
     generate(c, true);
 }
 
-static void h_completions(struct call *c)
+static void h_completions(struct rt_call *c)
 {
     generate(c, false);
 }
@@ -125,172 +115,71 @@ static td_err model_object(const struct rt_shell *s, const char *name, struct td
                          s->model->max_model_len);
 }
 
-static void h_models(struct call *c)
+static void h_models(struct rt_call *c)
 {
     struct td_buf b;
-    td_buf_init(&b, BODY_MAX);
+    td_buf_init(&b, RT_BODY_MAX);
     td_err err = td_buf_puts(&b, "{\"object\":\"list\",\"data\":[");
     for (uint32_t i = 0; err == TD_OK && i < c->s->model->n_names; i++) {
         err = i > 0 ? td_buf_puts(&b, ",") : TD_OK;
         err = err == TD_OK ? model_object(c->s, c->s->model->names[i], &b) : err;
     }
     err = err == TD_OK ? td_buf_puts(&b, "]}") : err;
-    answer_json(c, &b, err);
+    rt__answer_json(c, &b, err);
     td_buf_fini(&b);
 }
 
-static void h_model(struct call *c)
+static void h_model(struct rt_call *c)
 {
     const char *name = c->r->path + strlen("/v1/models/");
     struct td_buf b;
     if (!rt_model_serves(c->s->model, name)) {
-        refuse(c, TD_ERR_MODEL_NOT_FOUND, "unknown model", "model", 1);
+        rt__refuse(c, TD_ERR_MODEL_NOT_FOUND, "unknown model", "model", 1);
         return;
     }
-    td_buf_init(&b, BODY_MAX);
-    answer_json(c, &b, model_object(c->s, name, &b));
+    td_buf_init(&b, RT_BODY_MAX);
+    rt__answer_json(c, &b, model_object(c->s, name, &b));
     td_buf_fini(&b);
 }
 
 /* ---- probes ---- */
 
-static void status_only(struct call *c, bool ok, td_err err)
+static void status_only(struct rt_call *c, bool ok, td_err err)
 {
     if (ok) {
-        answer(c, "application/json", "{\"status\":\"ok\"}", 15);
+        rt__answer(c, "application/json", "{\"status\":\"ok\"}", 15);
     } else {
-        refuse(c, err, td_err_text(err), NULL, 1);
+        rt__refuse(c, err, td_err_text(err), NULL, 1);
     }
 }
 
-static void h_health(struct call *c)
+static void h_health(struct rt_call *c)
 {
     td_err err = c->s->draining ? TD_ERR_DRAINING : TD_ERR_NO_NODE;
     status_only(c, !c->s->draining && rt_shell_ready(c->s), err);
 }
 
-static void h_alive(struct call *c)
+static void h_alive(struct rt_call *c)
 {
     status_only(c, true, TD_OK); /* this line runs: the loop lives */
 }
 
-static void h_version(struct call *c)
+static void h_version(struct rt_call *c)
 {
     static const char body[] = "{\"version\":\"" TD_VERSION "\"}";
-    answer(c, "application/json", body, sizeof body - 1);
+    rt__answer(c, "application/json", body, sizeof body - 1);
 }
 
-static void h_metrics(struct call *c)
+static void h_metrics(struct rt_call *c)
 {
     struct td_buf b;
-    td_buf_init(&b, BODY_MAX);
+    td_buf_init(&b, RT_BODY_MAX);
     td_err err = rt_metrics_write(c->s->metrics, &b);
     if (err != TD_OK) {
-        refuse(c, err, "metrics do not fit into memory", NULL, 1);
+        rt__refuse(c, err, "metrics do not fit into memory", NULL, 1);
     } else {
-        answer(c, "text/plain; version=0.0.4; charset=utf-8", b.data, b.len);
+        rt__answer(c, "text/plain; version=0.0.4; charset=utf-8", b.data, b.len);
     }
-    td_buf_fini(&b);
-}
-
-/* ---- admin ---- */
-
-static td_err node_json(const struct rt_node *n, struct td_buf *b)
-{
-    static const char *const roles[] = {"", "prefill", "decode", "both"};
-    TD_TRY(td_buf_puts(b, "{\"name\":"));
-    TD_TRY(td_buf_json_string(b, n->name, strlen(n->name)));
-    TD_TRY(td_buf_printf(
-        b,
-        ",\"role\":\"%s\",\"epoch\":\"%016" PRIx64 "\",\"ready\":%s,\"draining\":%s,\"running\":%u,"
-        "\"queued\":%u,\"queued_prompt_tokens\":%" PRIu64 ",\"inflight\":%u,\"dispatched\":%" PRIu64
-        ",\"n_blocks\":%u,\"blocks\":{",
-        roles[n->role & 3], n->epoch, n->have_state && n->state.ready ? "true" : "false",
-        n->state.draining ? "true" : "false", n->state.running_requests, n->state.queued_requests,
-        n->state.queued_prompt_tok, n->inflight, n->dispatched, n->n_blocks));
-    static const char *const states[TD_BLK_STATES] = {"free",    "cached", "reserved",   "filling",
-                                                      "running", "parked", "quarantined"};
-    for (int i = 0; i < TD_BLK_STATES; i++) {
-        TD_TRY(td_buf_printf(b, "%s\"%s\":%u", i > 0 ? "," : "", states[i], n->state.blocks[i]));
-    }
-    return td_buf_printf(b, "},\"prefill_us_per_ktok\":%u,\"decode_step_us\":%u}",
-                         n->state.prefill_us_per_ktok, n->state.decode_step_us);
-}
-
-static void h_nodes(struct call *c)
-{
-    const struct rt_nodes *ns = rt_core_nodes(c->s->core);
-    struct td_buf b;
-    bool first = true;
-    td_buf_init(&b, BODY_MAX);
-    td_err err = td_buf_puts(&b, "{\"nodes\":[");
-    for (uint32_t i = 0; err == TD_OK && i < RT_MAX_NODES; i++) {
-        if (ns->list[i].epoch != 0) {
-            err = first ? TD_OK : td_buf_puts(&b, ",");
-            err = err == TD_OK ? node_json(&ns->list[i], &b) : err;
-            first = false;
-        }
-    }
-    err = err == TD_OK ? td_buf_puts(&b, "]}") : err;
-    answer_json(c, &b, err);
-    td_buf_fini(&b);
-}
-
-static td_err live_requests(struct call *c, struct td_buf *b)
-{
-    static struct rt_request_view views[512]; /* loop thread only */
-    static const char *const phases[] = {"free", "queued", "prefill", "decode", "closing"};
-    uint32_t n = rt_core_requests(c->s->core, views, TD_COUNT(views));
-    for (uint32_t i = 0; i < n; i++) {
-        TD_TRY(td_buf_puts(b, i > 0 ? ",{\"request_id\":" : "{\"request_id\":"));
-        TD_TRY(td_buf_json_string(b, views[i].request_id, strlen(views[i].request_id)));
-        TD_TRY(td_buf_printf(b,
-                             ",\"phase\":\"%s\",\"attempt\":%u,\"prompt_tokens\":%u,\"output_"
-                             "tokens\":%u,\"age_us\":%" PRId64 ",\"deadline_in_us\":%" PRId64 "}",
-                             phases[views[i].phase], views[i].id.attempt, views[i].n_prompt,
-                             views[i].n_output, td_now_us() - views[i].since_us,
-                             views[i].deadline_us - td_now_us()));
-    }
-    return TD_OK;
-}
-
-static td_err finished_requests(struct call *c, struct td_buf *b)
-{
-    for (uint32_t i = 0; i < 100; i++) {
-        const struct rt_history_record *r = rt_history_get(c->s->history, i);
-        if (r == NULL) {
-            break;
-        }
-        TD_TRY(i > 0 ? td_buf_puts(b, ",") : TD_OK);
-        TD_TRY(rt_history_json(r, b));
-    }
-    return TD_OK;
-}
-
-static void h_requests(struct call *c)
-{
-    struct td_buf b;
-    td_buf_init(&b, BODY_MAX);
-    td_err err = td_buf_puts(&b, "{\"live\":[");
-    err = err == TD_OK ? live_requests(c, &b) : err;
-    err = err == TD_OK ? td_buf_puts(&b, "],\"finished\":[") : err;
-    err = err == TD_OK ? finished_requests(c, &b) : err;
-    err = err == TD_OK ? td_buf_puts(&b, "]}") : err;
-    answer_json(c, &b, err);
-    td_buf_fini(&b);
-}
-
-static void h_request(struct call *c)
-{
-    const struct rt_history_record *r =
-        rt_history_find(c->s->history, c->r->path + strlen("/debug/request/"));
-    struct td_buf b;
-    if (r == NULL) {
-        refuse(c, TD_ERR_NOT_FOUND, "no finished request of this id is remembered", NULL, 1);
-        return;
-    }
-    td_buf_init(&b, BODY_MAX);
-    answer_json(c, &b, rt_history_json(r, &b));
     td_buf_fini(&b);
 }
 
@@ -304,7 +193,7 @@ static const struct route {
     const char *method, *path; /* a path that ends in '/' is a prefix */
     unsigned ports;
     bool open; /* no key needed */
-    void (*handle)(struct call *c);
+    void (*handle)(struct rt_call *c);
 } routes[] = {
     {"POST", "/v1/chat/completions", PUBLIC, false, h_chat},
     {"POST", "/v1/completions", PUBLIC, false, h_completions},
@@ -319,9 +208,11 @@ static const struct route {
     {"GET", "/startupz", BOTH, true, h_alive},
     {"GET", "/version", BOTH, true, h_version},
     {"GET", "/metrics", BOTH, false, h_metrics},
-    {"GET", "/nodes", ADMIN, true, h_nodes},
-    {"GET", "/requests", ADMIN, true, h_requests},
-    {"GET", "/debug/request/", ADMIN, true, h_request},
+    {"GET", "/nodes", ADMIN, true, rt__admin_nodes},
+    {"GET", "/requests", ADMIN, true, rt__admin_requests},
+    {"GET", "/debug/request/", ADMIN, true, rt__admin_request},
+    {"GET", "/live", ADMIN, true, rt__admin_live},
+    {"POST", "/drain", ADMIN, true, rt__admin_drain},
 };
 
 static bool path_matches(const char *pattern, const char *path)
@@ -355,7 +246,7 @@ static const struct route *find_route(const struct td_http_request *r, unsigned 
 
 static void serve(struct rt_shell *s, struct td_http_exchange *x, unsigned port)
 {
-    struct call c = {.s = s, .x = x, .r = td_http_exchange_request(x)};
+    struct rt_call c = {.s = s, .x = x, .r = td_http_exchange_request(x)};
     bool known = false;
     rt__request_id(s, c.r, c.id);
     const struct route *route = find_route(c.r, port, &known);
@@ -367,7 +258,7 @@ static void serve(struct rt_shell *s, struct td_http_exchange *x, unsigned port)
         err = known ? TD_ERR_METHOD : TD_ERR_NOT_FOUND;
     }
     if (err != TD_OK) {
-        refuse(&c, err, NULL, NULL, 1);
+        rt__refuse(&c, err, NULL, NULL, 1);
         rt_metrics_answer(s->metrics, td_err_http(err), err);
         return;
     }

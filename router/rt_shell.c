@@ -55,9 +55,11 @@ static void carry_out(struct rt_shell *s)
             rt__client_token(a);
             break;
         case RT_DO_END:
+            rt_live_end(s->live, td_now_us(), a);
             rt__client_end(a);
             break;
         case RT_DO_OBSERVE:
+            rt_live_observe(s->live, a->metric, a->value);
             rt_metrics_observe(s->metrics, a->metric, a->value);
             break;
         }
@@ -146,10 +148,37 @@ static void on_core_timer(void *arg)
     rt__shell_event(arg, &ev, NULL);
 }
 
+/* Share of the role's blocks that requests hold. */
+static double kv_use(const struct rt_nodes *ns, enum td_role role)
+{
+    double used = 0, all = 0;
+    for (uint32_t i = 0; i < RT_MAX_NODES; i++) {
+        const struct rt_node *n = &ns->list[i];
+        if (n->epoch != 0 && n->have_state && ((unsigned)n->role & (unsigned)role) != 0) {
+            used +=
+                (double)n->n_blocks - n->state.blocks[TD_BLK_FREE] - n->state.blocks[TD_BLK_CACHED];
+            all += n->n_blocks;
+        }
+    }
+    return all > 0 && used > 0 ? used / all : 0;
+}
+
+void rt__live_gauges(const struct rt_shell *s, struct rt_live_gauges *out)
+{
+    const struct rt_nodes *ns = rt_core_nodes(s->core);
+    out->queued = rt_core_count(s->core, RT_QUEUED);
+    out->running = rt_core_count(s->core, RT_PREFILL) + rt_core_count(s->core, RT_DECODE);
+    out->kv_prefill = kv_use(ns, TD_ROLE_PREFILL);
+    out->kv_decode = kv_use(ns, TD_ROLE_DECODE);
+}
+
 static void on_sweep(void *arg)
 {
     struct rt_shell *s = arg;
+    struct rt_live_gauges g;
     rt__clients_sweep(s, td_now_us());
+    rt__live_gauges(s, &g);
+    rt_live_tick(s->live, td_now_us(), &g);
     td_timer_set(s->sweep_timer, td_now_us() + SWEEP_US);
 }
 
@@ -290,8 +319,11 @@ static td_err make_core(struct rt_shell *s)
     TD_TRY(rt_actions_init(&s->acts));
     s->arena = td_arena_create(ARENA_BYTES);
     s->history = rt_history_create();
+    s->live = rt_live_create();
     s->cancels = td_zalloc(RT_MAX_CANCELS, sizeof *s->cancels);
-    return s->arena != NULL && s->history != NULL && s->cancels != NULL ? TD_OK : TD_ERR_NO_MEMORY;
+    return s->arena != NULL && s->history != NULL && s->live != NULL && s->cancels != NULL
+               ? TD_OK
+               : TD_ERR_NO_MEMORY;
 }
 
 static td_err make_all(struct rt_shell *s)
@@ -369,6 +401,7 @@ struct rt_shell *rt_shell_destroy(struct rt_shell *s)
     td_timer_destroy(s->sweep_timer);
     rt_metrics_destroy(s->metrics);
     rt_history_destroy(s->history);
+    rt_live_destroy(s->live);
     rt_core_destroy(s->core);
     rt_actions_fini(&s->acts);
     td_arena_destroy(s->arena);

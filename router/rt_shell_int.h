@@ -12,6 +12,7 @@
 #include "router/rt_core.h"
 #include "router/rt_history.h"
 #include "router/rt_keys.h"
+#include "router/rt_live.h"
 #include "router/rt_metrics.h"
 #include "router/rt_model.h"
 #include "router/rt_shell.h"
@@ -40,6 +41,7 @@ struct rt_shell {
     struct td_timer *core_timer, *sweep_timer;
     struct rt_metrics *metrics;
     struct rt_history *history;
+    struct rt_live *live;
     struct rt_client *clients; /* all of them, linked */
     uint32_t n_clients;
     bool stepping, draining;
@@ -57,6 +59,11 @@ struct rt_shell {
 void rt__shell_event(struct rt_shell *s, const struct rt_event *ev, uint64_t *out_counter);
 /* Now, or after the step in progress. */
 void rt__shell_cancel(struct rt_shell *s, uint64_t counter, td_err reason);
+
+/* By name, or by epoch in hex. TD_ERR_NOT_FOUND. */
+td_err rt__shell_drain_node(struct rt_shell *s, const char *name, const struct td_wire_drain *d,
+                            struct rt_node **out_node) TD_MUST_CHECK;
+void rt__live_gauges(const struct rt_shell *s, struct rt_live_gauges *out);
 
 /* rt_client.c */
 void rt__client_start(struct rt_shell *s, struct td_http_exchange *x, bool chat, struct rt_key *key,

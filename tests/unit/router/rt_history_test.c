@@ -75,6 +75,32 @@ static void a_record_is_json_whatever_its_names_hold(void **state)
     td_buf_fini(&b);
 }
 
+static void the_recent_ones_give_percentiles(void **state)
+{
+    (void)state;
+    struct rt_history *h = rt_history_create();
+    struct rt_history_recent got;
+    rt_history_recent(h, 0, &got);
+    assert_int_equal(got.finished + got.failed + got.ttft_p95_us, 0);
+    for (unsigned i = 1; i <= 100; i++) {
+        struct rt_history_record r = record(i);
+        r.wall_us = i;
+        r.ttft_us = 1000 - i; /* unsorted */
+        r.tpot_us = i;
+        rt_history_add(h, &r);
+    }
+    struct rt_history_record lost = {.err = TD_ERR_PEER_LOST, .wall_us = 101, .ttft_us = 7};
+    rt_history_add(h, &lost);
+    rt_history_recent(h, 51, &got); /* 51 to 100 */
+    assert_int_equal(got.finished, 50);
+    assert_int_equal(got.failed, 1);
+    assert_int_equal(got.ttft_p50_us, 924);
+    assert_int_equal(got.ttft_p95_us, 947);
+    assert_int_equal(got.tpot_p50_us, 75);
+    assert_int_equal(got.tpot_p95_us, 98);
+    rt_history_destroy(h);
+}
+
 static void out_of_memory_gives_no_history(void **state)
 {
     (void)state;
@@ -89,6 +115,7 @@ int main(void)
         cmocka_unit_test(the_newest_comes_first_and_the_oldest_gives_way),
         cmocka_unit_test(a_short_history_ends_at_its_first_record),
         cmocka_unit_test(a_record_is_json_whatever_its_names_hold),
+        cmocka_unit_test(the_recent_ones_give_percentiles),
         cmocka_unit_test(out_of_memory_gives_no_history),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
