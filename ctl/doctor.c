@@ -24,7 +24,7 @@ static const struct td_opt opts[] = {
     CTL_OPT("kv-device", STRING, "lo", "", 0, 0, NULL, "network device of the data plane",
             kv_device),
     CTL_OPT("kv-transports", LIST, "", "", 0, 0, NULL,
-            "UCX transports that must work; default: sm and tcp where there are any, and UCX's "
+            "transports that must work; default: sm, cma and tcp where there are any, and UCX's "
             "choice",
             transports),
     CTL_OPT("kv-trust-network", BOOL, "false", "", 0, 0, NULL,
@@ -72,6 +72,7 @@ static void check_transports(struct ctl_report *r, const struct options *o, uint
     }
     if (o->transports.count == 0) {
         ctl_doctor_transfer(r, &p, "sm", false);
+        ctl_doctor_transfer(r, &p, "cma", false);
         ctl_doctor_transfer(r, &p, "tcp", false);
         ctl_doctor_transfer(r, &p, "", true); /* what nodes will use */
     }

@@ -141,9 +141,10 @@ static void judge_transfer(struct ctl_report *r, const struct ctl_transfer_param
 void ctl_doctor_transfer(struct ctl_report *r, const struct ctl_transfer_params *p,
                          const char *transports, bool must)
 {
+    bool cma = strcmp(transports, "cma") == 0; /* moves slices only */
     struct td_xfer_measure_params params = {
         .device = p->device,
-        .transports = transports,
+        .transports = cma ? "sm,cma" : transports,
         .trust_network = p->trust_network,
         .slice_bytes = SLICE_BYTES,
         .n_blocks = SLICES,
@@ -157,6 +158,14 @@ void ctl_doctor_transfer(struct ctl_report *r, const struct ctl_transfer_params 
     ctl_log_reason_begin(&logged);
     td_err err = td_xfer_measure(&params, &result);
     ctl_log_reason_end(&logged, why, sizeof why);
+    if (err == TD_OK && cma && strcmp(result.transport, "cma") != 0) {
+        ctl_report_add(
+            r, must ? CTL_V_FAIL : CTL_V_WARN, check,
+            "both processes need one user, one PID namespace, and kernel.yama.ptrace_scope=0 "
+            "or CAP_SYS_PTRACE",
+            "one process may not read another's memory; %s is used", result.transport);
+        return;
+    }
     if (err == TD_OK) {
         judge_transfer(r, p, check, &result);
         return;

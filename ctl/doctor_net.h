@@ -24,7 +24,7 @@ struct ctl_transfer_params {
     uint32_t megabytes;        /* moved per measurement */
     uint64_t kv_bytes_per_tok; /* of the model, to say what a speed means; 0: unknown */
 };
-/* transports: as UCX_TLS; "" lets UCX choose. must: failing is a FAIL, else a WARN. */
+/* transports: as UCX_TLS; "" lets UCX choose; "cma": slices by reference beside shared memory. must: failing is a FAIL, else a WARN. */
 void ctl_doctor_transfer(struct ctl_report *r, const struct ctl_transfer_params *p,
                          const char *transports, bool must);
 

@@ -29,7 +29,16 @@ struct td_ucx_params {
     bool trust_network;
     void *pool; /* registered once; NULL: nothing to register */
     size_t pool_bytes;
+    const void *probe; /* told to peers in our address: what td_ucx_place names */
 };
+
+/* Where the process behind an address is: what a peer needs to read its memory (cma). */
+struct td_ucx_place {
+    uint8_t host[16]; /* boot and PID namespace: equal means that `pid` means the same process */
+    uint64_t pid;
+    uint64_t probe; /* address in that process */
+};
+_Static_assert(sizeof(struct td_ucx_place) == 32, "place is part of the wire");
 
 struct td_ucx {
     ucp_context_h context; /* owned */
@@ -38,6 +47,7 @@ struct td_ucx {
     int event_fd;          /* the worker's, readable when it wants progress */
     uint8_t *address;      /* owned; wrapped: what peers give to td_ucx_connect */
     size_t address_bytes;
+    struct td_ucx_place place; /* ours */
     uint32_t registrations;
 };
 
@@ -51,6 +61,12 @@ td_err td_ucx_check_device(const char *device, const char *transports, bool trus
 /* An endpoint to a wrapped address in error mode peer. TD_ERR_ADDRESS: not an address of ours. */
 td_err td_ucx_connect(struct td_ucx *u, const uint8_t *address, size_t n,
                       ucp_err_handler_t on_error, ucp_ep_h *out_ep) TD_MUST_CHECK;
+
+/* The place in a wrapped address; false: not an address of ours, or not of this host and PID namespace. */
+bool td_ucx_place_here(const struct td_ucx *u, const uint8_t *address, size_t n,
+                       struct td_ucx_place *out);
+/* Is it in this list of transports? The default names nothing. */
+bool td_ucx_names(const char *transports, const char *name);
 
 /* What carries active messages of this endpoint: "tcp", "shm", "self", "rdma" or UCX's own name;
  * static. */

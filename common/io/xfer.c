@@ -435,11 +435,13 @@ static td_err open_ucx(struct td_xfer *x, const struct td_xfer_params *p)
         .trust_network = p->trust_network,
         .pool = x->pool,
         .pool_bytes = (size_t)x->info->n_blocks * x->info->layout.block_bytes,
+        .probe = &x->probe,
     };
     TD_TRY(td_ucx_open(&u, &x->ucx));
     x->stats.registrations = x->ucx.registrations;
     TD_TRY(td__xf_peer_handlers(x));
     TD_TRY(td__xf_land_handlers(x));
+    TD_TRY(td__xf_ref_handlers(x));
     TD_TRY(watch(x, x->ucx.event_fd));
     TD_TRY(watch(x, td_ring_fd(x->commands)));
     int layers = x->engine->ops->layer_fd(x->engine);
@@ -491,6 +493,8 @@ td_err td_xfer_create(const struct td_xfer_params *p, struct td_xfer **out_xfer)
     x->info = p->engine->ops->info(p->engine);
     x->pool = p->engine->ops->pool_base(p->engine);
     x->checksum = p->checksum;
+    x->refs = td_ucx_names(p->transports, "cma");
+    x->probe = (struct xf_probe){XF_PROBE_MAGIC, p->epoch};
     x->fence_us = p->fence_us > 0 ? p->fence_us : XF_FENCE_US;
     x->epoll_fd = -1;
     x->backlog_tail = &x->backlog;

@@ -4,9 +4,9 @@
  * events come back. The same commands and events are the simulator's and the tests' loopback's, so
  * the role cores never see UCX. Peers are named by their epoch. D dials P (CONNECT with P's worker
  * address, from the control link), P answers on the same connection; there is no listener. Message
- * path (TCP, shared memory, cma): one active message per layer and chunk, the receiving process
- * places the bytes, so pool memory is never mapped by a peer and UNLAND or CLOSE is a complete
- * fence. The PUT path (RDMA, cuda_ipc) fills the same interface later: header, scatter list, done,
+ * path (TCP, shared memory, cma): one active message per layer and chunk (with cma it carries addresses and the receiver
+ * reads the sender's memory), the receiving process places the bytes, so pool memory is never written by a peer and
+ * UNLAND or CLOSE is a complete fence. The PUT path (RDMA, cuda_ipc) fills the same interface later: header, scatter list, done,
  * fence. Owner: node shell. Thread: td_xfer_* are the loop's, unless they say otherwise; never
  * block. Bounds: TD_XFER_MAX_*. Failure: a failed post or a lost peer is an event, never an exit.
  */
@@ -48,8 +48,12 @@ _Static_assert(sizeof(struct td_slice_header) == 128, "slice header is part of t
  *   3 MSG      frame, one message of tandem.wire.v1; delivered when the slices before it are in place
  *   4 BYE      frame                            the sender closes, or refuses a HELLO
  *   5 SLICE    struct td_slice_header, payload  one layer of n_blocks blocks, in the order of the table
+ *   6 READS    frame                            the sender can read the receiver's memory: it takes slices by reference
+ *   7 SLICE_AT struct td_slice_header, number of the offer (from 1), address of each piece: 8 bytes each   instead of SLICE
+ *   8 TAKEN    frame, number: 8                 the receiver is done with every offer up to this one
  * A frame is {magic "TKFM": 4 bytes, version: 4, from, to: epochs, 8 each, payload bytes: 8}, little endian. An address is
- * {magic "TDKXADR1", hash of the rest: 8, length: 4, zero: 4} and UCX's worker address. */
+ * {magic "TDKXADR2", hash of the rest: 8, length: 4, zero: 4, place} and UCX's worker address; a place is {boot and PID
+ * namespace: 16, pid: 8, probe: 8}; at the probe lie the magic "TKFPROBE" and the process's epoch. */
 #define TD_SLICE_MAGIC    0x4c534b54u /* "TKSL" */
 #define TD_SLICE_VERSION  1u
 #define TD_SLICE_CHECKSUM 1u /* flags: checksum is set */

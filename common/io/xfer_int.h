@@ -2,7 +2,7 @@
  * them.
  *
  * Parts: xfer.c (object, rings, thread), xfer_event.c (events out), xfer_peer.c (connections,
- * messages), xfer_push.c (slices out), xfer_land.c (slices in). Not for other modules. Owner: all
+ * messages), xfer_push.c (slices out), xfer_land.c (slices in), xfer_ref.c (slices by reference). Not for other modules. Owner: all
  * of it belongs to the transfer thread once td_xfer_create returned, but for the rings,
  * `transports` and the counters. Thread: td__xf_* are td_xfer's. Bounds: XF_*. Failure: see each.
  */
@@ -38,7 +38,17 @@
 #define XF_MAX_CONNECT   16      /* connections of one peer that died before their HELLO was seen */
 
 /* Active message ids and the header of all but slices; little endian. */
-enum xf_am { XF_AM_HELLO = 1, XF_AM_WELCOME, XF_AM_MSG, XF_AM_BYE, XF_AM_SLICE, XF_AM_IDS };
+enum xf_am {
+    XF_AM_HELLO = 1,
+    XF_AM_WELCOME,
+    XF_AM_MSG,
+    XF_AM_BYE,
+    XF_AM_SLICE,
+    XF_AM_READS,
+    XF_AM_SLICE_AT,
+    XF_AM_TAKEN,
+    XF_AM_IDS
+};
 #define XF_AM_TABLE    16          /* ids with a handler; even; the unknown ones are refused */
 #define XF_FRAME_MAGIC 0x4d464b54u /* "TKFM" */
 struct xf_frame {
@@ -49,6 +59,12 @@ struct xf_frame {
 _Static_assert(sizeof(struct xf_frame) == 32, "frame header is part of the wire");
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
                "headers are copied to the wire as they lie in memory");
+
+/* What a peer that may read our memory finds at our place's probe. */
+#define XF_PROBE_MAGIC 0x45424f5250464b54u /* "TKFPROBE" */
+struct xf_probe {
+    uint64_t magic, epoch;
+};
 
 /* An event on its way to the loop; lives in the object it is about, so that it cannot fail. */
 struct xf_node {
@@ -142,6 +158,18 @@ struct xf_slot {
     ucp_dt_iov_t *iov; /* owned; grows, is kept */
     uint32_t iov_cap;
     uint8_t *flip; /* owned; fault point kv.byte.flip: the altered copy of one slice */
+    uint64_t *at;  /* owned; by reference: token, then the addresses of the pieces */
+    uint32_t at_cap;
+    uint64_t token;
+    bool offered; /* by reference: ends when it is neither sending nor untaken */
+    bool sending, taken;
+};
+
+/* The answer to offers: the last one that was dealt with. */
+struct xf_taken {
+    struct xf_frame frame;
+    uint64_t sent;  /* in the message under way */
+    uint64_t token; /* so far */
 };
 
 struct xf_peer {
@@ -170,6 +198,15 @@ struct xf_peer {
     struct xf_node lost, closed;
     struct xf_frame hello; /* outgoing HELLO, WELCOME or BYE */
     struct xf_frame bye;
+
+    /* xfer_ref.c */
+    struct xf_frame reads; /* outgoing READS */
+    int32_t pid;           /* of the peer whose memory we read; 0: we do not */
+    bool by_ref;           /* it reads ours */
+    uint64_t offers;       /* tokens given out */
+    struct xf_taken taken;
+    uint64_t answered;
+    bool answering; /* an answer is under way */
 };
 
 struct xf_transport {
@@ -184,6 +221,8 @@ struct td_xfer {
     const struct td_engine_info *info;
     uint8_t *pool;
     bool checksum;
+    bool refs; /* slices by reference are allowed */
+    struct xf_probe probe;
     int64_t fence_us;
     struct td_ucx ucx;
     struct td_ring *commands; /* loop -> xfer: struct xf_cmd * */
@@ -256,6 +295,14 @@ void td__xf_events_discard(struct td_xfer *x); /* also when the thread has ended
 td_err td__xf_peer_handlers(struct td_xfer *x);
 td_err td__xf_handle(struct td_xfer *x, unsigned id, ucp_am_recv_callback_t cb);
 struct xf_peer *td__xf_peer_find(struct td_xfer *x, uint64_t epoch) TD_ON(td_xfer);
+struct xf_peer *td__xf_peer_by_ep(struct td_xfer *x, ucp_ep_h ep) TD_ON(td_xfer);
+/* Names what moves the slices of this peer from now on; static text. */
+void td__xf_peer_transport(struct xf_peer *p, const char *name) TD_ON(td_xfer);
+/* A frame without worries about its life: `frame` and `data` stay valid as long as the peer and the worker. */
+void td__xf_send_frame(struct xf_peer *p, enum xf_am id, struct xf_frame *frame, const void *data,
+                       size_t n) TD_ON(td_xfer);
+bool td__xf_frame_ok(struct td_xfer *x, const void *header, size_t header_len, size_t len,
+                     struct xf_frame *out) TD_ON(td_xfer);
 /* The live peer at this epoch and connection; counts a stale one. */
 struct xf_peer *td__xf_peer_check(struct td_xfer *x, uint64_t epoch, uint64_t to,
                                   const ucp_am_recv_param_t *param) TD_ON(td_xfer);
@@ -276,6 +323,8 @@ void td__xf_push_start(struct td_xfer *x, struct xf_push *push) TD_ON(td_xfer);
 void td__xf_push_cancel(struct td_xfer *x, struct xf_cmd *cmd) TD_ON(td_xfer);
 void td__xf_push_end(struct td_xfer *x, struct xf_push *push)
     TD_ON(td_xfer); /* nothing in flight: emits PUSHED */
+void td__xf_posted(struct xf_slot *s, ucs_status_t status)
+    TD_ON(td_xfer); /* the slot's slice has ended */
 void td__xf_send_start(struct td_xfer *x, struct xf_send *send) TD_ON(td_xfer);
 /* Posts what may be posted; true when it did something. */
 bool td__xf_peer_pump(struct xf_peer *p, int64_t now_us) TD_ON(td_xfer);
@@ -285,9 +334,30 @@ td_err td__xf_land_handlers(struct td_xfer *x);
 void td__xf_land_start(struct td_xfer *x, struct xf_land *land) TD_ON(td_xfer);
 void td__xf_land_end(struct td_xfer *x, struct xf_cmd *cmd) TD_ON(td_xfer);
 void td__xf_lands_reap(struct td_xfer *x, int64_t now_us) TD_ON(td_xfer);
+/* The land (and the live peer) that a slice of so many bytes is for, checked; NULL: there is none, it was counted and
+ * told. */
+struct xf_land *td__xf_land_for(struct td_xfer *x, const struct td_slice_header *h, size_t len,
+                                const ucp_am_recv_param_t *param, struct xf_peer **out_peer)
+    TD_ON(td_xfer);
+uint8_t *td__xf_land_target(const struct td_xfer *x, const struct xf_land *l,
+                            const struct td_slice_header *h, uint32_t i);
+/* The bytes lie in the land's blocks: verifies and counts them. */
+void td__xf_land_arrived(struct td_xfer *x, struct xf_land *l, const struct xf_peer *p,
+                         const struct td_slice_header *h) TD_ON(td_xfer);
+void td__xf_land_bad(struct td_xfer *x, struct xf_land *l, td_err e) TD_ON(td_xfer);
 /* Pure: does this header belong to this land? Ranges, identity, generation, byte count. */
 td_err td__xf_land_verify(const struct xf_land *land, const struct td_slice_header *h, size_t len,
                           uint32_t slice_bytes);
+
+/* xfer_ref.c */
+td_err td__xf_ref_handlers(struct td_xfer *x);
+/* Tells a peer at this address that we can read its memory, if we can. */
+void td__xf_ref_greet(struct xf_peer *p, const uint8_t *address, size_t n) TD_ON(td_xfer);
+/* A filled slot's addresses; then its offer. */
+td_err td__xf_ref_fill(struct xf_slot *s);
+void td__xf_ref_post(struct xf_slot *s) TD_ON(td_xfer);
+/* The connection is closed: offers end untaken. */
+void td__xf_ref_lost(struct xf_peer *p) TD_ON(td_xfer);
 
 /* destroy: after the worker is gone, frees every land, peer and push that is left. */
 void td__xf_objects_free(struct td_xfer *x);

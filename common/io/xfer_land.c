@@ -153,7 +153,7 @@ void td__xf_lands_reap(struct td_xfer *x, int64_t now)
 
 /* ---- slices ---- */
 
-TD_ON(td_xfer) static void bad(struct td_xfer *x, struct xf_land *l, td_err e)
+void td__xf_land_bad(struct td_xfer *x, struct xf_land *l, td_err e)
 {
     td__xf_count(e == TD_ERR_STALE ? &x->stats.stale : &x->stats.refused, 1);
     if (l->ending) {
@@ -186,8 +186,8 @@ static void landed(struct td_xfer *x, struct xf_land *l, const struct xf_peer *p
     td__xf_event(x, &l->landed);
 }
 
-static uint8_t *target(const struct td_xfer *x, const struct xf_land *l,
-                       const struct td_slice_header *h, uint32_t i)
+uint8_t *td__xf_land_target(const struct td_xfer *x, const struct xf_land *l,
+                            const struct td_slice_header *h, uint32_t i)
 {
     return td__xf_slice(x, l->cmd.c.blocks[h->first_block + i].index, h->layer);
 }
@@ -198,7 +198,7 @@ static uint64_t sum_pieces(const struct td_xfer *x, const struct xf_land *l,
     uint32_t n = x->info->layout.slice_bytes;
     uint64_t sum = 0;
     for (uint32_t i = 0; i < h->n_blocks; i++) {
-        const uint8_t *piece = from != NULL ? from + (size_t)i * n : target(x, l, h, i);
+        const uint8_t *piece = from != NULL ? from + (size_t)i * n : td__xf_land_target(x, l, h, i);
         sum = td_slice_checksum(sum, piece, n);
     }
     return sum;
@@ -211,11 +211,21 @@ static void place(struct td_xfer *x, struct xf_land *l, const struct xf_peer *p,
 {
     uint32_t n = x->info->layout.slice_bytes;
     if ((h->flags & TD_SLICE_CHECKSUM) != 0 && sum_pieces(x, l, h, data) != h->checksum) {
-        bad(x, l, TD_ERR_KV_MISMATCH);
+        td__xf_land_bad(x, l, TD_ERR_KV_MISMATCH);
         return;
     }
     for (uint32_t i = 0; i < h->n_blocks; i++) {
-        memcpy(target(x, l, h, i), data + (size_t)i * n, n);
+        memcpy(td__xf_land_target(x, l, h, i), data + (size_t)i * n, n);
+    }
+    landed(x, l, p, h->bytes);
+}
+
+void td__xf_land_arrived(struct td_xfer *x, struct xf_land *l, const struct xf_peer *p,
+                         const struct td_slice_header *h)
+{
+    if ((h->flags & TD_SLICE_CHECKSUM) != 0 && sum_pieces(x, l, h, NULL) != h->checksum) {
+        td__xf_land_bad(x, l, TD_ERR_KV_MISMATCH);
+        return;
     }
     landed(x, l, p, h->bytes);
 }
@@ -227,13 +237,10 @@ TD_ON(td_xfer) static void received(struct xf_recv *r, ucs_status_t status, size
     struct td_xfer *x = p->x;
     if (status != UCS_OK || len != r->h.bytes) {
         if (!p->failed && !p->dying) { /* else the peer's loss says it */
-            bad(x, l, TD_ERR_TRANSPORT);
+            td__xf_land_bad(x, l, TD_ERR_TRANSPORT);
         }
-    } else if ((r->h.flags & TD_SLICE_CHECKSUM) != 0 &&
-               sum_pieces(x, l, &r->h, NULL) != r->h.checksum) {
-        bad(x, l, TD_ERR_KV_MISMATCH);
     } else {
-        landed(x, l, p, r->h.bytes);
+        td__xf_land_arrived(x, l, p, &r->h);
     }
     l->n_recvs--;
     p->n_recvs--;
@@ -278,11 +285,11 @@ static void fetch(struct td_xfer *x, struct xf_land *l, struct xf_peer *p,
         .user_data = r,
     };
     if (r == NULL) {
-        bad(x, l, TD_ERR_FULL);
+        td__xf_land_bad(x, l, TD_ERR_FULL);
         return;
     }
     for (uint32_t i = 0; i < h->n_blocks; i++) {
-        r->iov[i].buffer = target(x, l, h, i);
+        r->iov[i].buffer = td__xf_land_target(x, l, h, i);
         r->iov[i].length = x->info->layout.slice_bytes;
     }
     r->h = *h;
@@ -322,7 +329,7 @@ static struct xf_land *land_of(struct td_xfer *x, const struct td_slice_header *
         TD_LOG(WARN, "a slice does not fit its land, ignoring",
                "land=%016" PRIx64 " layer=%u blocks=%u+%u bytes=%zu err=%s", h->land, h->layer,
                h->first_block, h->n_blocks, len, td_err_code(e));
-        bad(x, l, e);
+        td__xf_land_bad(x, l, e);
         return NULL;
     }
     return l;
@@ -338,10 +345,26 @@ static void malformed(struct td_xfer *x, const struct td_slice_header *h,
     struct xf_peer *p = l != NULL ? td__xf_peer_find(x, l->cmd.c.epoch) : NULL;
     bool reply = (param->recv_attr & UCP_AM_RECV_ATTR_FIELD_REPLY_EP) != 0;
     if (p != NULL && reply && p->ep == param->reply_ep) {
-        bad(x, l, TD_ERR_KV_MISMATCH);
+        td__xf_land_bad(x, l, TD_ERR_KV_MISMATCH);
     } else {
         td__xf_count(&x->stats.refused, 1);
     }
+}
+
+struct xf_land *td__xf_land_for(struct td_xfer *x, const struct td_slice_header *h, size_t len,
+                                const ucp_am_recv_param_t *param, struct xf_peer **out_peer)
+{
+    if (!header_ok(h)) {
+        TD_LOG(WARN, "malformed slice header, ignoring", "bytes=%zu", len);
+        malformed(x, h, param);
+        return NULL;
+    }
+    struct xf_peer *p = td__xf_peer_check(x, h->p_epoch, h->d_epoch, param);
+    struct xf_land *l = p != NULL ? land_of(x, h, len, p) : NULL;
+    if (l != NULL) {
+        *out_peer = p;
+    }
+    return l;
 }
 
 static ucs_status_t on_slice(void *arg, const void *header, size_t header_len, void *data,
@@ -349,6 +372,7 @@ static ucs_status_t on_slice(void *arg, const void *header, size_t header_len, v
 {
     struct td_xfer *x = arg;
     struct td_slice_header h;
+    struct xf_peer *p = NULL;
     td_assert_on(td_xfer);
     if (header_len != sizeof h) {
         td__xf_count(&x->stats.refused, 1);
@@ -356,13 +380,7 @@ static ucs_status_t on_slice(void *arg, const void *header, size_t header_len, v
         return UCS_OK;
     }
     memcpy(&h, header, sizeof h);
-    if (!header_ok(&h)) {
-        TD_LOG(WARN, "malformed slice header, ignoring", "bytes=%zu", len);
-        malformed(x, &h, param);
-        return UCS_OK;
-    }
-    struct xf_peer *p = td__xf_peer_check(x, h.p_epoch, h.d_epoch, param);
-    struct xf_land *l = p != NULL ? land_of(x, &h, len, p) : NULL;
+    struct xf_land *l = td__xf_land_for(x, &h, len, param, &p);
     if (l == NULL) {
         return UCS_OK;
     }

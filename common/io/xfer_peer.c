@@ -39,7 +39,7 @@ struct xf_peer *td__xf_peer_find(struct td_xfer *x, uint64_t epoch)
     return td_map_get(x->peers, td__xf_key(epoch));
 }
 
-static struct xf_peer *peer_by_ep(struct td_xfer *x, ucp_ep_h ep)
+struct xf_peer *td__xf_peer_by_ep(struct td_xfer *x, ucp_ep_h ep)
 {
     struct xf_peer *p = x->peer_list;
     while (p != NULL && p->ep != ep) {
@@ -52,8 +52,8 @@ static struct xf_peer *peer_by_ep(struct td_xfer *x, ucp_ep_h ep)
 static void on_ep_error(void *arg, ucp_ep_h ep, ucs_status_t status)
 {
     struct td_xfer *x = arg;
-    struct xf_peer *p = peer_by_ep(x, ep);
     td_assert_on(td_xfer);
+    struct xf_peer *p = td__xf_peer_by_ep(x, ep);
     if (p != NULL && !p->failed) {
         p->failed = true;
         TD_LOG(INFO, "data plane connection failed", "peer=%016" PRIx64 " text=\"%s\"", p->epoch,
@@ -89,14 +89,20 @@ static struct xf_peer *peer_add(struct td_xfer *x, uint64_t epoch, bool known)
     return p;
 }
 
-static void peer_open(struct xf_peer *p, ucp_ep_h ep, bool dialed)
+void td__xf_peer_transport(struct xf_peer *p, const char *name)
+{
+    p->transport = name;
+    if (p->known) {
+        set_transport(p->x, p->epoch, NULL);
+        set_transport(p->x, p->epoch, name);
+    }
+}
+
+TD_ON(td_xfer) static void peer_open(struct xf_peer *p, ucp_ep_h ep, bool dialed)
 {
     p->ep = ep;
     p->dialed = dialed;
-    p->transport = td_ucx_transport(ep);
-    if (p->known) {
-        set_transport(p->x, p->epoch, p->transport);
-    }
+    td__xf_peer_transport(p, td_ucx_transport(ep));
     td__xf_count(&p->x->stats.connects, 1);
     TD_LOG(INFO, "data plane peer", "peer=%016" PRIx64 " transport=%s dialed=%d", p->epoch,
            p->transport, dialed);
@@ -112,7 +118,7 @@ static void on_sent(void *request, ucs_status_t status, void *arg)
 }
 
 /* HELLO, WELCOME, BYE: `frame` and `data` stay valid as long as the peer and the worker. */
-static void send_frame(struct xf_peer *p, enum xf_am id, struct xf_frame *frame, const void *data,
+void td__xf_send_frame(struct xf_peer *p, enum xf_am id, struct xf_frame *frame, const void *data,
                        size_t n)
 {
     ucp_request_param_t param = {
@@ -158,14 +164,15 @@ void td__xf_peer_connect(struct td_xfer *x, struct xf_cmd *cmd)
         td__xf_peer_end(p, e, true);
     } else {
         peer_open(p, ep, true);
-        send_frame(p, XF_AM_HELLO, &p->hello, x->ucx.address, x->ucx.address_bytes);
+        td__xf_send_frame(p, XF_AM_HELLO, &p->hello, x->ucx.address, x->ucx.address_bytes);
+        td__xf_ref_greet(p, cmd->c.bytes, cmd->c.n_bytes);
     }
     free(cmd);
 }
 
 /* ---- messages in ---- */
 
-static bool frame_ok(struct td_xfer *x, const void *header, size_t header_len, size_t len,
+bool td__xf_frame_ok(struct td_xfer *x, const void *header, size_t header_len, size_t len,
                      struct xf_frame *out)
 {
     if (header_len == sizeof *out) {
@@ -239,7 +246,7 @@ static ucs_status_t on_hello(void *arg, const void *header, size_t header_len, v
     struct xf_frame f;
     ucp_ep_h ep = NULL;
     td_assert_on(td_xfer);
-    if (!frame_ok(x, header, header_len, len, &f) ||
+    if (!td__xf_frame_ok(x, header, header_len, len, &f) ||
         (param->recv_attr & UCP_AM_RECV_ATTR_FIELD_REPLY_EP) == 0 ||
         (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0 || f.from == x->epoch) {
         return UCS_OK;
@@ -264,7 +271,8 @@ static ucs_status_t on_hello(void *arg, const void *header, size_t header_len, v
     }
     peer_open(p, ep, false);
     if (p->known) {
-        send_frame(p, XF_AM_WELCOME, &p->hello, NULL, 0);
+        td__xf_send_frame(p, XF_AM_WELCOME, &p->hello, NULL, 0);
+        td__xf_ref_greet(p, data, len);
     } else {
         td__xf_peer_end(p, TD_ERR_STALE, false);
     }
@@ -278,8 +286,9 @@ static ucs_status_t on_welcome(void *arg, const void *header, size_t header_len,
     struct xf_frame f;
     (void)data;
     td_assert_on(td_xfer);
-    struct xf_peer *p =
-        frame_ok(x, header, header_len, len, &f) ? td__xf_peer_check(x, f.from, f.to, param) : NULL;
+    struct xf_peer *p = td__xf_frame_ok(x, header, header_len, len, &f)
+                            ? td__xf_peer_check(x, f.from, f.to, param)
+                            : NULL;
     if (p != NULL) {
         TD_LOG(DEBUG, "data plane peer answered", "peer=%016" PRIx64, p->epoch);
     }
@@ -295,9 +304,9 @@ static ucs_status_t on_bye(void *arg, const void *header, size_t header_len, voi
     (void)data;
     td_assert_on(td_xfer);
     struct xf_peer *p = NULL;
-    if (frame_ok(x, header, header_len, len, &f) &&
+    if (td__xf_frame_ok(x, header, header_len, len, &f) &&
         (param->recv_attr & UCP_AM_RECV_ATTR_FIELD_REPLY_EP) != 0) {
-        p = peer_by_ep(x, param->reply_ep);
+        p = td__xf_peer_by_ep(x, param->reply_ep);
     }
     if (p != NULL && !p->failed) {
         TD_LOG(INFO, "data plane peer said goodbye", "peer=%016" PRIx64, p->epoch);
@@ -360,7 +369,7 @@ static ucs_status_t on_msg(void *arg, const void *header, size_t header_len, voi
     struct td_xfer *x = arg;
     struct xf_frame f;
     td_assert_on(td_xfer);
-    if (!frame_ok(x, header, header_len, len, &f)) {
+    if (!td__xf_frame_ok(x, header, header_len, len, &f)) {
         return UCS_OK;
     }
     struct xf_peer *p = td__xf_peer_check(x, f.from, f.to, param);
@@ -501,7 +510,7 @@ void td__xf_peer_end(struct xf_peer *p, td_err why, bool say_lost)
         u->err = u->err == TD_OK ? TD_ERR_PEER_LOST : u->err;
     }
     if (p->ep != NULL && !p->failed) {
-        send_frame(p, XF_AM_BYE, &p->bye, NULL, 0);
+        td__xf_send_frame(p, XF_AM_BYE, &p->bye, NULL, 0);
         p->close_at_us = td_now_us() + XF_BYE_US;
     }
 }
@@ -541,12 +550,19 @@ static void close_ep(struct xf_peer *p)
     }
 }
 
-void td__xf_peer_free(struct xf_peer *p)
+static void slots_free(struct xf_peer *p)
 {
     for (size_t i = 0; i < XF_WINDOW; i++) {
         free(p->slots[i].iov);
         free(p->slots[i].flip);
+        free(p->slots[i].at);
+        p->slots[i] = (struct xf_slot){0};
     }
+}
+
+void td__xf_peer_free(struct xf_peer *p)
+{
+    slots_free(p);
     free(p);
 }
 
@@ -569,17 +585,13 @@ TD_ON(td_xfer) static void finish(struct xf_peer *p)
         other->say_closed = true;
         p->say_closed = false;
     }
+    td__xf_ref_lost(p);
     while (p->pushes != NULL) {
         td__xf_push_end(x, p->pushes);
     }
     td__xf_peer_in_advance(p);
     TD_INSIST(p->in == NULL);
-    for (size_t i = 0; i < XF_WINDOW; i++) {
-        free(p->slots[i].iov);
-        free(p->slots[i].flip);
-        p->slots[i].iov = NULL;
-        p->slots[i].flip = NULL;
-    }
+    slots_free(p);
     td__xf_count(&x->stats.peers, UINT64_MAX); /* one less */
     x->strangers -= !p->known;
     p->lost.ev.err = p->why;

@@ -109,7 +109,7 @@ static struct xf_slot *free_slot(struct xf_peer *p)
     return NULL;
 }
 
-static void posted(struct xf_slot *s, ucs_status_t status)
+void td__xf_posted(struct xf_slot *s, ucs_status_t status)
 {
     struct xf_push *u = s->push;
     struct td_xfer *x = s->peer->x;
@@ -134,7 +134,7 @@ static void on_posted(void *request, ucs_status_t status, void *arg)
     td_assert_on(td_xfer);
     s->peer->n_requests--;
     s->peer->x->inflight--;
-    posted(s, status);
+    td__xf_posted(s, status);
     ucp_request_free(request);
 }
 
@@ -195,20 +195,36 @@ static td_err fill_slot(const struct td_xfer *x, const struct xf_push *u, struct
     if (TD_FAULT(KV_BYTE_FLIP)) {
         TD_TRY(flip_byte(s, x->info->layout.slice_bytes));
     }
+    TD_TRY(td__xf_ref_fill(s));
     return TD_FAULT(XFER_POST_FAIL) ? TD_ERR_TRANSPORT : TD_OK;
 }
 
-static void post(struct xf_peer *p, struct xf_push *u, struct xf_slot *s)
+TD_ON(td_xfer) static void post_message(struct xf_slot *s)
 {
-    struct td_xfer *x = p->x;
+    struct xf_peer *p = s->peer;
+    bool one = s->h.n_blocks == 1;
     ucp_request_param_t param = {
         .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
                         UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_DATATYPE,
         .flags = UCP_AM_SEND_FLAG_REPLY,
-        .datatype = u->cmd.c.n_blocks == 1 ? ucp_dt_make_contig(1) : ucp_dt_make_iov(),
+        .datatype = one ? ucp_dt_make_contig(1) : ucp_dt_make_iov(),
         .cb = {.send = on_posted},
         .user_data = s,
     };
+    ucs_status_ptr_t r = ucp_am_send_nbx(p->ep, XF_AM_SLICE, &s->h, sizeof s->h,
+                                         one ? s->iov[0].buffer : (void *)s->iov,
+                                         one ? s->iov[0].length : s->h.n_blocks, &param);
+    if (UCS_PTR_IS_PTR(r)) {
+        p->n_requests++;
+        p->x->inflight++;
+    } else {
+        td__xf_posted(s, UCS_PTR_STATUS(r));
+    }
+}
+
+TD_ON(td_xfer) static void post(struct xf_peer *p, struct xf_push *u, struct xf_slot *s)
+{
+    struct td_xfer *x = p->x;
     td_err e = fill_slot(x, u, s);
     if (e != TD_OK) {
         td__xf_count(&x->stats.post_failed, 1);
@@ -227,15 +243,10 @@ static void post(struct xf_peer *p, struct xf_push *u, struct xf_slot *s)
         u->first_post_us = td_now_us();
     }
     p->unflushed = true;
-    bool one = u->cmd.c.n_blocks == 1;
-    ucs_status_ptr_t r = ucp_am_send_nbx(p->ep, XF_AM_SLICE, &s->h, sizeof s->h,
-                                         one ? s->iov[0].buffer : (void *)s->iov,
-                                         one ? s->iov[0].length : u->cmd.c.n_blocks, &param);
-    if (UCS_PTR_IS_PTR(r)) {
-        p->n_requests++;
-        x->inflight++;
+    if (p->by_ref) {
+        td__xf_ref_post(s);
     } else {
-        posted(s, UCS_PTR_STATUS(r));
+        post_message(s);
     }
 }
 
@@ -265,7 +276,7 @@ static bool is_due(struct xf_peer *p, struct xf_push *u, int64_t now)
     return true;
 }
 
-static bool push_pump(struct xf_peer *p, struct xf_push *u, int64_t now)
+TD_ON(td_xfer) static bool push_pump(struct xf_peer *p, struct xf_push *u, int64_t now)
 {
     bool busy = false;
     ask_engine(p->x, u);

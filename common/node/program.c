@@ -56,7 +56,10 @@ static const struct td_opt opts[] = {
     OPT("kv-device", STRING, "lo", "", 0, 0, NULL, BOOT,
         "network device of the data plane (UCX_NET_DEVICES)", kv_device),
     OPT("kv-transports", STRING, "", "", 0, 0, NULL, BOOT,
-        "UCX transports (UCX_TLS); empty chooses", kv_transports),
+        "UCX transports (UCX_TLS); empty chooses; with cma in the list, slices on one host are "
+        "read "
+        "from the sender's memory",
+        kv_transports),
     OPT("kv-port-range", STRING, "0", "", 0, 0, NULL, BOOT,
         "TCP ports of the data plane, first-last; 0: any", kv_port_range),
     OPT("kv-trust-network", BOOL, "false", "", 0, 0, NULL, BOOT,

@@ -1,6 +1,6 @@
 /* xfer_bench - the data plane between two processes of this host, per transport and message size.
  *
- *   xfer_bench [messages [transports...]]     default: 2000, then sm and tcp
+ *   xfer_bench [messages [transports...]]     default: 2000, then shared memory, cma beside it, and tcp
  *
  * One CSV line each; `note` says how the message is made up: slices x bytes. */
 #include <stdio.h>
@@ -26,7 +26,7 @@ static int one(const char *transports, uint32_t slice_bytes, uint32_t n_blocks, 
     if (td_xfer_measure(&p, &r) != TD_OK) {
         return 1;
     }
-    printf("%s,%s,%u,%.2f,%.2f,%.2f,%.1f,%ux%u\n", transports, r.transport, slice_bytes * n_blocks,
+    printf("\"%s\",%s,%u,%.2f,%.2f,%.2f,%.1f,%ux%u\n", transports, r.transport, slice_bytes * n_blocks,
            r.us_per_message, r.gb_per_s, r.cpu_us_per_message, r.one_way_us, n_blocks, slice_bytes);
     (void)fflush(stdout);
     return 0;
@@ -34,9 +34,9 @@ static int one(const char *transports, uint32_t slice_bytes, uint32_t n_blocks, 
 
 int main(int argc, char **argv)
 {
-    static const char *const usual[] = {"sm", "tcp"};
+    static const char *const usual[] = {"sm", "sm,cma", "tcp"};
     unsigned long messages = argc > 1 ? strtoul(argv[1], NULL, 10) : 2000;
-    int n = argc > 2 ? argc - 2 : 2;
+    int n = argc > 2 ? argc - 2 : 3;
     int failed = 0;
     td_log_set_level(TD_LOG_WARN);
     printf("ucx_tls,transport,message_bytes,us_per_message,gb_per_s,cpu_us_per_message,one_way_us,"

@@ -235,7 +235,7 @@ def test_the_doctor_passes_a_tiny_model_and_measures_the_transports():
     assert doc["ok"] is True
     for name in ("model file", "architecture", "tokenizer", "chat template", "port 127.0.0.1:0"):
         assert checks[name]["verdict"] == "ok", checks[name]
-    for name in ("ucx sm", "ucx tcp", "ucx default"):
+    for name in ("ucx sm", "ucx cma", "ucx tcp", "ucx default"):
         assert checks[name]["gb_per_s"] > 0 and checks[name]["one_way_us"] > 0, checks[name]
     assert "tcp" in checks["ucx tcp"]["detail"] and "shm" in checks["ucx sm"]["detail"]
     assert checks["cpu"]["verdict"] in ("ok", "warn") and checks["memory"]["available_bytes"] > 0

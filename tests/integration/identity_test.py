@@ -77,6 +77,12 @@ def test_over_tcp():
         assert {r["transport"] for r in cl.admin("/requests")["finished"] if r["kv_bytes"]} == {"tcp"}
 
 
+def test_over_cma_where_slices_are_read_from_the_prefill_node():
+    with cluster(1, 1, model=MODEL, node=["--kv-transports", "sm,cma", "--kv-checksum"]) as cl:
+        check(all_tokens(cl.router.port("http"), 5))
+        assert {r["transport"] for r in cl.admin("/requests")["finished"] if r["kv_bytes"]} == {"cma"}
+
+
 def test_two_compute_threads_and_the_portable_kernels():
     # A layer of these kernels may take longer than a tenth of T_stall.
     with cluster(1, 1, model=MODEL, time_scale=1, prefill_args=["--isa", "portable"], decode_args=["--threads", "2"]) as cl:

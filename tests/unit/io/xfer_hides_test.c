@@ -128,6 +128,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         {"the_transfer_hides_over_shm", the_transfer_hides_behind_the_computing, NULL, NULL,
          (void *)(uintptr_t) "sm"},
+        {"the_transfer_hides_over_cma", the_transfer_hides_behind_the_computing, NULL, NULL,
+         (void *)(uintptr_t) "sm,cma"},
         {"the_transfer_hides_over_tcp", the_transfer_hides_behind_the_computing, NULL, NULL,
          (void *)(uintptr_t) "tcp"},
         {"sending_at_the_end_does_not", sending_at_the_end_does_not, NULL, NULL,

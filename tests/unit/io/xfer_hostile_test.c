@@ -183,10 +183,15 @@ static void throw_at(struct stranger *s, struct rig_node *p, unsigned id, struct
 
 static uint8_t payload[1u << 20];
 
+static bool is_slice(unsigned id)
+{
+    return id == XF_AM_SLICE || id == XF_AM_SLICE_AT;
+}
+
 /* Headers that are random, or nearly right. */
 static size_t make_header(uint8_t *out, unsigned id, struct td_rng *r)
 {
-    size_t len = id == XF_AM_SLICE ? sizeof(struct td_slice_header) : sizeof(struct xf_frame);
+    size_t len = is_slice(id) ? sizeof(struct td_slice_header) : sizeof(struct xf_frame);
     for (size_t i = 0; i < 256; i++) {
         out[i] = (uint8_t)td_rng_next(r);
     }
@@ -206,10 +211,10 @@ static size_t make_header(uint8_t *out, unsigned id, struct td_rng *r)
     case 1:
         return len;
     case 2:
-        memcpy(out, id == XF_AM_SLICE ? (void *)&h : (void *)&f, len);
+        memcpy(out, is_slice(id) ? (void *)&h : (void *)&f, len);
         return len;
     default:
-        memcpy(out, id == XF_AM_SLICE ? (void *)&h : (void *)&f, len);
+        memcpy(out, is_slice(id) ? (void *)&h : (void *)&f, len);
         return td_rng_next(r) % len;
     }
 }
@@ -252,11 +257,123 @@ static void a_stranger_that_speaks_ucx_is_refused_and_counted(void **state)
     rig_down(&p);
 }
 
+/* ---- a peer that offers slices by reference, badly ---- */
+
+#define BAD_EPOCH 0x3333u
+
+struct offer {
+    uint64_t token, at[2];
+};
+
+/* A stranger that said HELLO properly, with a probe that P finds, and a land of P for it. */
+static void befriend(struct stranger *s, struct rig_node *p, struct xf_probe *probe)
+{
+    struct td_ucx_params u = {.device = "lo", .transports = "tcp,cma", .probe = probe};
+    struct xf_frame f = {XF_FRAME_MAGIC, TD_SLICE_VERSION, BAD_EPOCH, P_EPOCH, 0};
+    *s = (struct stranger){0};
+    assert_int_equal(td_ucx_open(&u, &s->u), TD_OK);
+    connect_to(s, p);
+    f.n_bytes = s->u.address_bytes;
+    throw_at(s, p, XF_AM_HELLO, (struct iovec){&f, sizeof f},
+             (struct iovec){s->u.address, s->u.address_bytes}, true);
+}
+
+static void part(struct stranger *s, struct rig_node *p)
+{
+    struct td_xfer_cmd c = {.type = TD_XFER_CLOSE, .epoch = BAD_EPOCH};
+    if (s->ep != NULL) {
+        close_ep(s);
+    }
+    td_ucx_close(&s->u);
+    rig_submit(p, &c);
+    assert_non_null(rig_wait(p, TD_XFER_CLOSED, BAD_EPOCH, 0));
+    rig_down(p);
+}
+
+static void bad_offer(const struct xf_probe *probe, struct offer o, size_t n, td_err want)
+{
+    struct rig_shape shape_ref = shape;
+    struct xf_probe mine = *probe;
+    struct rig_node p;
+    struct stranger s;
+    struct rig_job j;
+    struct td_xfer_stats stats;
+    shape_ref.transports = "tcp,cma";
+    rig_up(&p, P_EPOCH, &shape_ref);
+    befriend(&s, &p, &mine);
+    rig_job_make(&j, 77, 2, &p, &p, 5);
+    rig_land(&p, &j, BAD_EPOCH);
+    do {
+        td_xfer_stats_get(p.x, &stats);
+    } while (stats.lands == 0);
+    struct td_slice_header h = {.magic = TD_SLICE_MAGIC,
+                                .version = TD_SLICE_VERSION,
+                                .land = j.land,
+                                .p_epoch = BAD_EPOCH,
+                                .d_epoch = P_EPOCH,
+                                .layout_id = j.layout,
+                                .id = j.id,
+                                .generation = j.table[0].generation,
+                                .n_blocks = 2,
+                                .bytes = 2ull * shape.slice_bytes};
+    h.header_sum = td_slice_header_sum(&h);
+    throw_at(&s, &p, XF_AM_SLICE_AT, (struct iovec){&h, sizeof h}, (struct iovec){&o, n}, true);
+    if (want != TD_OK) {
+        const struct rig_event *e = rig_wait(&p, TD_XFER_LAND_BAD, j.land, 0);
+        assert_non_null(e);
+        assert_int_equal(e->ev.err, want);
+    }
+    if (o.token != 1) {
+        assert_non_null(rig_wait(&p, TD_XFER_PEER_LOST, BAD_EPOCH, 0));
+    }
+    td_xfer_stats_get(p.x, &stats);
+    assert_int_equal(stats.slices_in, 0);
+    still_works(&p, D_EPOCH);
+    part(&s, &p);
+}
+
+static void bad_offers_spoil_their_own_land_only(void **state)
+{
+    const struct xf_probe right = {XF_PROBE_MAGIC, BAD_EPOCH};
+    const struct xf_probe wrong = {XF_PROBE_MAGIC, BAD_EPOCH + 1};
+    static uint8_t bytes[2][4096];
+    uint64_t a = (uintptr_t)bytes[0];
+    uint64_t b = (uintptr_t)bytes[1];
+    (void)state;
+    assert_true(sizeof bytes[0] >= shape.slice_bytes);
+    bad_offer(&right, (struct offer){1, {a, 16}}, sizeof(struct offer), TD_ERR_TRANSPORT);
+    bad_offer(&right, (struct offer){1, {a, b}}, 16, TD_ERR_PROTOCOL);
+    bad_offer(&wrong, (struct offer){1, {a, b}}, sizeof(struct offer), TD_ERR_PROTOCOL);
+    bad_offer(&right, (struct offer){2, {a, 16}}, sizeof(struct offer), TD_ERR_TRANSPORT);
+    bad_offer(&right, (struct offer){0, {a, 16}}, 8, TD_ERR_PROTOCOL);
+}
+
+static void an_answer_to_what_was_never_offered_ends_the_connection(void **state)
+{
+    struct xf_probe probe = {XF_PROBE_MAGIC, BAD_EPOCH};
+    struct rig_shape shape_ref = shape;
+    struct rig_node p;
+    struct stranger s;
+    uint64_t token = 1;
+    struct xf_frame f = {XF_FRAME_MAGIC, TD_SLICE_VERSION, BAD_EPOCH, P_EPOCH, sizeof token};
+    (void)state;
+    shape_ref.transports = "tcp,cma";
+    rig_up(&p, P_EPOCH, &shape_ref);
+    befriend(&s, &p, &probe);
+    throw_at(&s, &p, XF_AM_TAKEN, (struct iovec){&f, sizeof f},
+             (struct iovec){&token, sizeof token}, true);
+    assert_non_null(rig_wait(&p, TD_XFER_PEER_LOST, BAD_EPOCH, 0));
+    still_works(&p, D_EPOCH);
+    part(&s, &p);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bytes_at_the_tcp_port_change_nothing),
         cmocka_unit_test(a_stranger_that_speaks_ucx_is_refused_and_counted),
+        cmocka_unit_test(bad_offers_spoil_their_own_land_only),
+        cmocka_unit_test(an_answer_to_what_was_never_offered_ends_the_connection),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -5,7 +5,8 @@
 
 static void figures_come_from_the_transport_that_was_asked_for(void **state)
 {
-    const char *name = strcmp(*state, "tcp") == 0 ? "tcp" : "shm";
+    const char *list = *state;
+    const char *name = strcmp(list, "tcp") == 0 ? "tcp" : strcmp(list, "sm") == 0 ? "shm" : "cma";
     static const uint32_t blocks[] = {1, 8};
     for (size_t i = 0; i < 2; i++) {
         struct td_xfer_measure_result r;
@@ -41,6 +42,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         {"figures_come_from_shm", figures_come_from_the_transport_that_was_asked_for, NULL, NULL,
          (void *)(uintptr_t) "sm"},
+        {"figures_come_from_cma", figures_come_from_the_transport_that_was_asked_for, NULL, NULL,
+         (void *)(uintptr_t) "sm,cma"},
         {"figures_come_from_tcp", figures_come_from_the_transport_that_was_asked_for, NULL, NULL,
          (void *)(uintptr_t) "tcp"},
         cmocka_unit_test(impossible_measurements_are_refused),

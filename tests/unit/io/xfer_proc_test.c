@@ -281,6 +281,7 @@ static void a_stopped_pusher_is_fenced_and_writes_nothing_when_it_wakes(void **s
 
 #define OVER(test)                                                                                 \
     {#test "_over_shm", test, NULL, NULL, (void *)(uintptr_t) "sm"},                               \
+        {#test "_over_cma", test, NULL, NULL, (void *)(uintptr_t) "sm,cma"},                       \
     {                                                                                              \
 #test "_over_tcp", test, NULL, NULL, (void *)(uintptr_t) "tcp"                             \
     }

@@ -777,7 +777,8 @@ static void the_transport_in_use_has_a_name(void **state)
 {
     struct pair t;
     struct rig_job j;
-    const char *name = strcmp(*state, "tcp") == 0 ? "tcp" : "shm";
+    const char *list = *state;
+    const char *name = strcmp(list, "tcp") == 0 ? "tcp" : strcmp(list, "sm") == 0 ? "shm" : "cma";
     pair_up(&t, state, &small);
     assert_string_equal(td_xfer_transport(t.d.x, 0x7777), "");
     rig_job_make(&j, 3, 8, &t.p, &t.d, 1);
@@ -867,6 +868,7 @@ static void creation_survives_every_failed_allocation(void **state)
 /* Every test, over each transport. */
 #define OVER(test)                                                                                 \
     {#test "_over_shm", test, NULL, NULL, (void *)(uintptr_t) "sm"},                               \
+        {#test "_over_cma", test, NULL, NULL, (void *)(uintptr_t) "sm,cma"},                       \
     {                                                                                              \
 #test "_over_tcp", test, NULL, NULL, (void *)(uintptr_t) "tcp"                             \
     }
