@@ -383,6 +383,8 @@ static void run_head(struct pass *p, uint32_t head0, uint32_t n, float *logits)
 void td__ce_run(struct td__ce *e, uint32_t member)
 {
     struct td_step *s = e->running;
+    /* Read here: after the last barrier of this step the leader may prepare the next one. */
+    uint32_t n_sample = e->n_sample;
     struct pass p = {.e = e, .s = s, .me = &e->members[member], .member = member, .rows = s->n_tok};
     run_phase(&p, 0, NULL, embed_token, s->n_tok);
     for (p.layer = 0; p.layer < e->info.n_layers; p.layer++) {
@@ -393,8 +395,8 @@ void td__ce_run(struct td__ce *e, uint32_t member)
             uint32_t n = s->n_tok - t < e->info.max_rows ? s->n_tok - t : e->info.max_rows;
             run_head(&p, t, n, s->all_logits + (size_t)t * e->info.n_vocab);
         }
-    } else if (e->n_sample > 0) {
-        run_head(&p, 0, e->n_sample, e->logits);
-        run_phase(&p, e->n_sample, sample_item, NULL, 0);
+    } else if (n_sample > 0) {
+        run_head(&p, 0, n_sample, e->logits);
+        run_phase(&p, n_sample, sample_item, NULL, 0);
     }
 }
