@@ -26,8 +26,9 @@ static int one(const char *transports, uint32_t slice_bytes, uint32_t n_blocks, 
     if (td_xfer_measure(&p, &r) != TD_OK) {
         return 1;
     }
-    printf("\"%s\",%s,%u,%.2f,%.2f,%.2f,%.1f,%ux%u\n", transports, r.transport, slice_bytes * n_blocks,
-           r.us_per_message, r.gb_per_s, r.cpu_us_per_message, r.one_way_us, n_blocks, slice_bytes);
+    printf("\"%s\",%s,%u,%.2f,%.2f,%.2f,%.1f,%ux%u\n", transports, r.transport,
+           slice_bytes * n_blocks, r.us_per_message, r.gb_per_s, r.cpu_us_per_message, r.one_way_us,
+           n_blocks, slice_bytes);
     (void)fflush(stdout);
     return 0;
 }
