@@ -1,0 +1,334 @@
+{{/* The pod of every workload: (dict "root" $ "w" {role, name, v}). Routers and nodes differ in arguments, ports,
+     devices and placement. */}}
+
+{{- define "tandem.args.router" -}}
+{{- $root := .root -}}
+{{- $v := .w.v -}}
+- --name=$(POD_NAME)
+- --host=$(POD_IP)
+- --port={{ $root.Values.ports.http }}
+- --admin-host=$(POD_IP)
+- --admin-port={{ $root.Values.ports.routerAdmin }}
+{{- range include "tandem.pools" $root | fromJsonArray }}
+- --node=tcp://{{ include "tandem.poolHost" (dict "root" $root "w" .) }}:{{ $root.Values.ports.control }}
+{{- end }}
+{{- if $root.Values.auth.enabled }}
+- --api-key-file=/etc/tandem/auth/{{ $root.Values.auth.key }}
+{{- end }}
+{{- if $root.Values.model.chatTemplate }}
+- --chat-template=/etc/tandem/template/chat.jinja
+{{- end }}
+{{- end -}}
+
+{{- define "tandem.args.node" -}}
+{{- $root := .root -}}
+- --role={{ .w.role }}
+- --name=$(POD_NAME)
+- --listen=tcp://{{ include "tandem.podIpInUrl" $root }}:{{ $root.Values.ports.control }}
+- --admin-host=$(POD_IP)
+- --admin-port={{ $root.Values.ports.nodeAdmin }}
+- --kv-device={{ include "tandem.device" . }}
+- --kv-transports={{ include "tandem.transports" . }}
+{{- if eq $root.Values.kv.transport "tcp" }}
+- --kv-port-range={{ $root.Values.kv.firstPort }}-{{ $root.Values.kv.lastPort }}
+- --kv-trust-network=true
+{{- end }}
+{{- end -}}
+
+{{/* From SIGTERM to the cut of what still runs; the last 10 s are for parting words. */}}
+{{- define "tandem.drainSeconds" -}}
+{{- sub (sub (int .terminationGracePeriodSeconds) (int .preStopSeconds)) 10 -}}
+{{- end -}}
+
+{{- define "tandem.args" -}}
+{{- $values := .root.Values -}}
+- --model={{ $values.model.mountPath }}/{{ $values.model.path }}
+{{- range $values.model.names }}
+- {{ printf "--served-model-name=%s" . | quote }}
+{{- end }}
+- --cluster-key-file=/etc/tandem/cluster/{{ $values.clusterSecret.key }}
+{{ if eq .w.role "router" }}{{ include "tandem.args.router" . }}{{ else }}{{ include "tandem.args.node" . }}{{ end }}
+- --drain-timeout={{ include "tandem.drainSeconds" .w.v }}
+- --log-level={{ $values.log.level }}
+- --log-format={{ $values.log.format }}
+{{- include "tandem.flags" .w.v.config }}
+{{- end -}}
+
+{{/* For tandemctl in a router's pod: its router. For a node: one compute thread for each CPU that the pod may use, since
+     inside a container the program would count the host's. */}}
+{{- define "tandem.env" -}}
+{{- $v := .w.v -}}
+- name: POD_NAME
+  valueFrom: {fieldRef: {fieldPath: metadata.name}}
+- name: POD_IP
+  valueFrom: {fieldRef: {fieldPath: status.podIP}}
+{{- if eq .w.role "router" }}
+- name: TANDEM_ROUTER
+  value: http://{{ include "tandem.podIpInUrl" .root }}:{{ .root.Values.ports.routerAdmin }}
+{{- else }}
+{{- if not (hasKey $v.config "threads") }}
+{{- $requests := (($v.resources | default dict).requests | default dict) }}
+{{- $limits := (($v.resources | default dict).limits | default dict) }}
+{{- if or (hasKey $limits "cpu") (hasKey $requests "cpu") }}
+- name: TANDEM_THREADS
+  valueFrom: {resourceFieldRef: {containerName: tandem, resource: {{ ternary "limits.cpu" "requests.cpu" (hasKey $limits "cpu") }}}}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- with $v.env }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "tandem.resources" -}}
+{{- $r := deepCopy (.w.v.resources | default dict) -}}
+{{- if ne .w.role "router" -}}
+{{- $devices := dict -}}
+{{- if gt (int .w.v.gpu.count) 0 }}{{ $_ := set $devices .w.v.gpu.resourceName (toString (int .w.v.gpu.count)) }}{{ end -}}
+{{- if .w.v.rdma.enabled }}{{ $_ := set $devices .w.v.rdma.resourceName (toString (int .w.v.rdma.count)) }}{{ end -}}
+{{- if $devices -}}
+{{- $_ := set $r "requests" (merge (dict) $devices ($r.requests | default dict)) -}}
+{{- $_ := set $r "limits" (merge (dict) $devices ($r.limits | default dict)) -}}
+{{- end -}}
+{{- if .w.v.gpu.dra.enabled }}{{ $_ := set $r "claims" (list (dict "name" "gpu")) }}{{ end -}}
+{{- end -}}
+{{- toYaml $r -}}
+{{- end -}}
+
+{{/* CPU nodes start before they stop; a GPU that nobody has spare cannot. */}}
+{{- define "tandem.strategy" -}}
+{{- if .w.v.strategy -}}
+{{- toYaml .w.v.strategy -}}
+{{- else -}}
+{{- $scarce := and (ne .w.role "router") (or (gt (int (.w.v.gpu | default (dict "count" 0)).count) 0) ((.w.v.gpu | default dict).dra | default dict).enabled) -}}
+type: RollingUpdate
+rollingUpdate:
+  maxSurge: {{ ternary 0 1 $scarce }}
+  maxUnavailable: {{ ternary 1 0 $scarce }}
+{{- end -}}
+{{- end -}}
+
+{{- define "tandem.podSecurity" -}}
+{{- $default := dict "runAsNonRoot" true "runAsUser" 10001 "runAsGroup" 10001 "fsGroup" 10001 "fsGroupChangePolicy" "OnRootMismatch" "seccompProfile" (dict "type" "RuntimeDefault") -}}
+{{- toYaml (mergeOverwrite $default (deepCopy (.podSecurityContext | default dict))) -}}
+{{- end -}}
+
+{{/* (dict "w" WORKLOAD) */}}
+{{- define "tandem.containerSecurity" -}}
+{{- $capabilities := dict "drop" (list "ALL") -}}
+{{- $rdma := .w.v.rdma | default dict -}}
+{{- if and $rdma.enabled $rdma.ipcLock }}{{ $_ := set $capabilities "add" (list "IPC_LOCK") }}{{ end -}}
+{{- $default := dict "runAsNonRoot" true "readOnlyRootFilesystem" true "allowPrivilegeEscalation" false "privileged" false "capabilities" $capabilities "seccompProfile" (dict "type" "RuntimeDefault") -}}
+{{- toYaml (mergeOverwrite $default (deepCopy (.w.v.securityContext | default dict))) -}}
+{{- end -}}
+
+{{- define "tandem.probe" -}}
+httpGet: {path: {{ .path }}, port: admin}
+{{ toYaml .timing }}
+{{- end -}}
+
+{{- define "tandem.mounts" -}}
+{{- $values := .root.Values -}}
+- {name: model, mountPath: {{ $values.model.mountPath }}, readOnly: true}
+- {name: cluster, mountPath: /etc/tandem/cluster, readOnly: true}
+{{- if eq .w.role "router" }}
+{{- if $values.auth.enabled }}
+- {name: auth, mountPath: /etc/tandem/auth, readOnly: true}
+{{- end }}
+{{- if $values.model.chatTemplate }}
+- {name: template, mountPath: /etc/tandem/template, readOnly: true}
+{{- end }}
+{{- else }}
+- {name: shm, mountPath: /dev/shm}
+{{- end }}
+- {name: tmp, mountPath: /tmp}
+{{- with .w.v.extraVolumeMounts }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "tandem.volumes" -}}
+{{- $values := .root.Values -}}
+- name: model
+  {{- include "tandem.modelVolume" .root | nindent 2 }}
+- name: cluster
+  secret: {secretName: {{ include "tandem.clusterSecretName" .root }}, defaultMode: 0440}
+{{- if eq .w.role "router" }}
+{{- if $values.auth.enabled }}
+- name: auth
+  secret: {secretName: {{ include "tandem.authSecretName" .root }}, defaultMode: 0440}
+{{- end }}
+{{- if $values.model.chatTemplate }}
+- name: template
+  configMap: {name: {{ include "tandem.fullname" .root }}-template}
+{{- end }}
+{{- else }}
+- name: shm
+  emptyDir: {medium: Memory, sizeLimit: {{ .w.v.shm.sizeLimit }}}
+{{- end }}
+- name: tmp
+  emptyDir: {sizeLimit: 64Mi}
+{{- with $values.model.fetch }}
+{{- if .uri }}
+- name: fetch
+  configMap: {name: {{ include "tandem.fullname" $.root }}-fetch}
+{{- if .tokenSecret.name }}
+- name: fetch-token
+  secret: {secretName: {{ .tokenSecret.name }}, defaultMode: 0440}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- with .w.v.extraVolumes }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "tandem.container" -}}
+{{- $w := .w -}}
+{{- $ports := .root.Values.ports -}}
+name: tandem
+image: {{ include "tandem.image" (dict "root" .root "image" $w.v.image) }}
+imagePullPolicy: {{ include "tandem.pullPolicy" (dict "root" .root "image" $w.v.image) }}
+command: [tandem-{{ $w.role }}]
+args:
+  {{- include "tandem.args" . | nindent 2 }}
+env:
+  {{- include "tandem.env" . | nindent 2 }}
+ports:
+{{- if eq $w.role "router" }}
+  - {name: http, containerPort: {{ $ports.http }}, protocol: TCP}
+  - {name: admin, containerPort: {{ $ports.routerAdmin }}, protocol: TCP}
+{{- else }}
+  - {name: admin, containerPort: {{ $ports.nodeAdmin }}, protocol: TCP}
+  - {name: ctrl, containerPort: {{ $ports.control }}, protocol: TCP}
+{{- end }}
+startupProbe:
+  {{- include "tandem.probe" (dict "path" "/startupz" "timing" $w.v.probes.startup) | nindent 2 }}
+readinessProbe:
+  {{- include "tandem.probe" (dict "path" "/readyz" "timing" $w.v.probes.readiness) | nindent 2 }}
+livenessProbe:
+  {{- include "tandem.probe" (dict "path" "/livez" "timing" $w.v.probes.liveness) | nindent 2 }}
+{{- if gt (int $w.v.preStopSeconds) 0 }}
+lifecycle:
+  preStop: {exec: {command: [sleep, {{ $w.v.preStopSeconds | quote }}]}}
+{{- end }}
+securityContext:
+  {{- include "tandem.containerSecurity" (dict "w" $w) | nindent 2 }}
+resources:
+  {{- include "tandem.resources" . | nindent 2 }}
+volumeMounts:
+  {{- include "tandem.mounts" . | nindent 2 }}
+{{- end -}}
+
+{{/* P and D near each other (pairing), pods of one pool on different hosts (spread). */}}
+{{- define "tandem.affinity" -}}
+{{- $a := deepCopy (.w.v.affinity | default dict) -}}
+{{- $pairing := .w.v.pairing | default (dict "mode" "none") -}}
+{{- if ne $pairing.mode "none" -}}
+{{- $term := dict "topologyKey" $pairing.topologyKey "labelSelector" (dict "matchLabels" (merge (dict "app.kubernetes.io/component" "node") (include "tandem.selector" .root | fromYaml))) -}}
+{{- $pod := $a.podAffinity | default dict -}}
+{{- if eq $pairing.mode "required" -}}
+{{- $_ := set $pod "requiredDuringSchedulingIgnoredDuringExecution" (append ($pod.requiredDuringSchedulingIgnoredDuringExecution | default list) $term) -}}
+{{- else -}}
+{{- $_ := set $pod "preferredDuringSchedulingIgnoredDuringExecution" (append ($pod.preferredDuringSchedulingIgnoredDuringExecution | default list) (dict "weight" 50 "podAffinityTerm" $term)) -}}
+{{- end -}}
+{{- $_ := set $a "podAffinity" $pod -}}
+{{- end -}}
+{{- if $a }}{{ toYaml $a }}{{ end -}}
+{{- end -}}
+
+{{- define "tandem.podSpec" -}}
+{{- $root := .root -}}
+{{- $v := .w.v -}}
+serviceAccountName: {{ include "tandem.serviceAccountName" $root }}
+automountServiceAccountToken: false
+enableServiceLinks: false
+terminationGracePeriodSeconds: {{ $v.terminationGracePeriodSeconds }}
+securityContext:
+  {{- include "tandem.podSecurity" $v | nindent 2 }}
+{{- with $root.Values.imagePullSecrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- if $v.hostNetwork }}
+hostNetwork: true
+dnsPolicy: ClusterFirstWithHostNet
+{{- end }}
+{{- $init := include "tandem.modelInit" . }}
+{{- if or $init $v.initContainers $v.sidecars }}
+initContainers:
+  {{- with $init }}
+  {{- . | nindent 2 }}
+  {{- end }}
+  {{- with $v.initContainers }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+  {{- range $v.sidecars }}
+  - {{ toYaml (merge (dict "restartPolicy" "Always") .) | nindent 4 | trim }}
+  {{- end }}
+{{- end }}
+containers:
+  - {{ include "tandem.container" . | nindent 4 | trim }}
+volumes:
+  {{- include "tandem.volumes" . | nindent 2 }}
+{{- if and (ne .w.role "router") $v.gpu.dra.enabled }}
+resourceClaims:
+  - name: gpu
+    resourceClaimTemplateName: {{ include "tandem.workloadName" . }}
+{{- end }}
+{{- if or $v.spread.topologyKey $v.topologySpreadConstraints }}
+topologySpreadConstraints:
+  {{- if $v.spread.topologyKey }}
+  - maxSkew: 1
+    topologyKey: {{ $v.spread.topologyKey }}
+    whenUnsatisfiable: {{ $v.spread.whenUnsatisfiable }}
+    labelSelector:
+      matchLabels:
+        {{- include "tandem.podSelector" . | nindent 8 }}
+  {{- end }}
+  {{- with $v.topologySpreadConstraints }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- end }}
+{{- with include "tandem.affinity" . }}
+affinity:
+  {{- . | nindent 2 }}
+{{- end }}
+{{- with $v.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $v.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- range $key := list "priorityClassName" "runtimeClassName" "schedulerName" }}
+{{- with index $v $key }}
+{{ $key }}: {{ . }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "tandem.podTemplate" -}}
+metadata:
+  labels:
+    {{- include "tandem.labels" .root | nindent 4 }}
+    app.kubernetes.io/component: {{ ternary "router" "node" (eq .w.role "router") }}
+    tandem/pool: {{ .w.name }}
+    tandem/starts-as: {{ .w.role }}
+    {{- with .w.v.podLabels }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  annotations:
+    kubectl.kubernetes.io/default-container: tandem
+    {{- /* The generated keys differ at every render, their names do not: a rotation restarts the pods, an upgrade does not. */}}
+    tandem/cluster-keys: {{ join "." .root.Values.clusterSecret.keyIds }}
+    {{- if eq .w.role "router" }}
+    tandem/config: {{ toJson (list .root.Values.auth.keys .root.Values.model.chatTemplate) | sha256sum | trunc 16 | quote }}
+    {{- end }}
+    {{- with merge (dict) .w.v.podAnnotations .root.Values.commonAnnotations }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+spec:
+  {{- include "tandem.podSpec" . | nindent 2 }}
+{{- end -}}

@@ -1,0 +1,79 @@
+{{/* What a schema cannot say. One line each; the message names the value and the remedy. */}}
+{{- define "tandem.validate" -}}
+{{- $v := .Values -}}
+{{- $pools := include "tandem.pools" . | fromJsonArray -}}
+{{- $sources := list -}}
+{{- if $v.model.volume }}{{ $sources = append $sources "model.volume" }}{{ end -}}
+{{- if $v.model.image.reference }}{{ $sources = append $sources "model.image.reference" }}{{ end -}}
+{{- if $v.model.fetch.uri }}{{ $sources = append $sources "model.fetch.uri" }}{{ end -}}
+{{- if ne (len $sources) 1 -}}
+{{- fail (printf "model: name exactly one source: model.volume, model.image.reference or model.fetch.uri (now: %s)" (ternary "none" (join ", " $sources) (empty $sources))) -}}
+{{- end -}}
+{{- if not $v.model.path }}{{ fail "model.path: name the model's file or folder inside the source, for example model.gguf" }}{{ end -}}
+{{- if and $v.model.fetch.uri (empty $v.model.fetch.files) }}{{ fail "model.fetch.files: name each file with its sha256" }}{{ end -}}
+{{- $roles := dict -}}
+{{- range $pools }}{{ $_ := set $roles .role true }}{{ end -}}
+{{- range list "prefill" "decode" -}}
+{{- if not (hasKey $roles .) }}{{ fail (printf "%s: no pool is enabled; a router needs at least one prefill pool and one decode pool" .) }}{{ end -}}
+{{- end -}}
+{{- if gt (len $pools) 16 }}{{ fail "prefill.pools, decode.pools: a router follows at most 16 pools" }}{{ end -}}
+{{- if and (eq $v.kv.transport "tcp") (not $v.networkPolicy.enabled) -}}
+{{- fail "kv.transport=tcp needs networkPolicy.enabled=true: whoever reaches a UCX TCP port can write the node's memory (docs/threat-model.md). Keep the policy, or use kv.transport=rdma" -}}
+{{- end -}}
+{{- if gt (int $v.kv.firstPort) (int $v.kv.lastPort) }}{{ fail "kv.firstPort: must not be above kv.lastPort" }}{{ end -}}
+{{- if and $v.auth.enabled (not $v.auth.existingSecret) (empty $v.auth.keys) -}}
+{{- fail "auth: name auth.existingSecret, or list auth.keys" -}}
+{{- end -}}
+{{- range include "tandem.workloads" . | fromJsonArray -}}
+{{- include "tandem.validateWorkload" (dict "root" $ "w" .) -}}
+{{- end -}}
+{{- range $pools -}}
+{{- include "tandem.validatePool" (dict "root" $ "w" .) -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "tandem.validateWorkload" -}}
+{{- $w := .w -}}
+{{- $v := .w.v -}}
+{{- if gt (len (include "tandem.workloadName" .)) 52 }}{{ fail (printf "%s: the name %s is longer than 52 characters; shorten fullnameOverride or the pool's name" $w.name (include "tandem.workloadName" .)) }}{{ end -}}
+{{- if lt (include "tandem.drainSeconds" $v | int) 5 -}}
+{{- fail (printf "%s.terminationGracePeriodSeconds: must be at least 15 above preStopSeconds, so that streams can end" $w.name) -}}
+{{- end -}}
+{{- if and $v.pdb.enabled (not (kindIs "invalid" $v.pdb.minAvailable)) -}}
+{{- $least := ternary $v.autoscaling.minReplicas $v.replicas $v.autoscaling.enabled -}}
+{{- if and (not (kindIs "string" $v.pdb.minAvailable)) (ge (int $v.pdb.minAvailable) (int $least)) -}}
+{{- fail (printf "%s.pdb.minAvailable: %d of %d replicas would never let a node be drained" $w.name (int $v.pdb.minAvailable) (int $least)) -}}
+{{- end -}}
+{{- end -}}
+{{- if $v.autoscaling.enabled -}}
+{{- if gt (int $v.autoscaling.minReplicas) (int $v.autoscaling.maxReplicas) }}{{ fail (printf "%s.autoscaling.minReplicas: must not be above maxReplicas" $w.name) }}{{ end -}}
+{{- if and (eq (int $v.autoscaling.cpuUtilization) 0) (empty $v.autoscaling.metrics) }}{{ fail (printf "%s.autoscaling: name cpuUtilization or metrics" $w.name) }}{{ end -}}
+{{- end -}}
+{{- if and (eq $w.role "router") (ne $v.kind "Deployment") }}{{ fail "router.kind: a router has no identity to keep; only Deployment" }}{{ end -}}
+{{- end -}}
+
+{{- define "tandem.validatePool" -}}
+{{- $w := .w -}}
+{{- $v := .w.v -}}
+{{- if hasKey $v "pools" }}{{ fail (printf "%s.pools: pools do not nest" $w.name) }}{{ end -}}
+{{- $tls := include "tandem.transports" . -}}
+{{- if and (eq .root.Values.kv.transport "rdma") (not $v.rdma.enabled) -}}
+{{- fail (printf "%s.rdma.enabled: kv.transport=rdma needs it in every pool" $w.name) -}}
+{{- end -}}
+{{- if and (eq .root.Values.kv.transport "rdma") (or (hasPrefix "^" $tls) (has "tcp" (splitList "," $tls)) (has "all" (splitList "," $tls))) -}}
+{{- fail (printf "%s.kv.transports: %q would let UCX fall back to TCP under kv.transport=rdma; list transports without tcp" $w.name $tls) -}}
+{{- end -}}
+{{- if and (eq .root.Values.kv.transport "rdma") (or (eq (include "tandem.device" .) "eth0") (eq (include "tandem.device" .) "all")) -}}
+{{- fail (printf "%s: kv.device: kv.transport=rdma needs the name of an RDMA device, for example mlx5_0:1" $w.name) -}}
+{{- end -}}
+{{- if and (eq .root.Values.kv.transport "tcp") (has (include "tandem.device" .) (list "lo" "all")) -}}
+{{- fail (printf "%s: kv.device: pods meet over one named network device, for example eth0" $w.name) -}}
+{{- end -}}
+{{- if and $v.hostNetwork (eq .root.Values.kv.transport "tcp") -}}
+{{- fail (printf "%s.hostNetwork: a NetworkPolicy does not cover the host's network, so kv.transport=tcp is refused with it" $w.name) -}}
+{{- end -}}
+{{- if and (eq $v.kind "LeaderWorkerSet") (ne (int $v.leaderWorkerSet.size) 1) -}}
+{{- fail (printf "%s.leaderWorkerSet.size: this version's engine does not span hosts, so a group is 1 pod" $w.name) -}}
+{{- end -}}
+{{- if and $v.gpu.dra.enabled (gt (int $v.gpu.count) 0) }}{{ fail (printf "%s.gpu: count and dra.enabled exclude each other" $w.name) }}{{ end -}}
+{{- end -}}
