@@ -14,10 +14,11 @@ import tempfile
 import threading
 import time
 import traceback
+import urllib.error
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(ROOT, "deploy", "local"))
-from cluster import Cluster, ClusterError, Process  # noqa: E402,F401
+from cluster import Cluster, ClusterError, Process, open_url  # noqa: E402,F401
 
 BUILD = os.environ.get("TANDEM_BUILD", os.path.join(ROOT, "build", "test"))
 SCRATCH = tempfile.mkdtemp(prefix="tandem-it-")
@@ -97,6 +98,15 @@ def request(port, method, path, body=None, headers=None, timeout=60):
 def get(port, path):
     a = request(port, "GET", path)
     return a.status, a.body
+
+
+def open_get(url, body=False, timeout=10):
+    """Status of a GET, or its body; an address that does not answer is an OSError."""
+    try:
+        with open_url(url, timeout=timeout) as answer:
+            return answer.read().decode() if body else answer.status
+    except urllib.error.HTTPError as e:
+        return e.code
 
 
 def chat(port, text="hello", **fields):

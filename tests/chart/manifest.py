@@ -1,0 +1,214 @@
+"""Rendered manifests: what is in them, and their pods as local processes.
+
+A pod's container runs with its own command, arguments and environment. What differs from a cluster is a mapping: the pod's
+address is one of 127.0.0.0/8, a Service's name becomes its pods' addresses, eth0 is lo, and a mounted path is a folder.
+Standard library and PyYAML.
+"""
+import base64
+import os
+import re
+import subprocess
+import time
+
+import yaml
+
+WORKLOADS = ("Deployment", "StatefulSet", "LeaderWorkerSet")
+
+
+class Manifest:
+    def __init__(self, text):
+        self.docs = [d for d in yaml.safe_load_all(text) if d]
+
+    @classmethod
+    def load(cls, path):
+        with open(path, encoding="utf-8") as f:
+            return cls(f.read())
+
+    def of(self, *kinds):
+        return [d for d in self.docs if d["kind"] in kinds]
+
+    def get(self, kind, name):
+        found = [d for d in self.of(kind) if d["metadata"]["name"] == name]
+        assert len(found) == 1, f"{kind} {name}: {len(found)} of it"
+        return found[0]
+
+    def workloads(self):
+        return [Workload(self, d) for d in self.of(*WORKLOADS)]
+
+    def pods(self):
+        """Every pod template: of workloads, and of bare pods."""
+        return [(w.name, w.template) for w in self.workloads()] + [(d["metadata"]["name"], d) for d in self.of("Pod")]
+
+    def selected(self, selector):
+        """Workloads whose pods a label selector picks."""
+        return [w for w in self.workloads() if matches(selector, w.labels)]
+
+    def data(self, kind, name):
+        """Content of a Secret or ConfigMap: {key: text}."""
+        doc = self.get(kind, name)
+        out = {k: base64.b64decode(v).decode() if kind == "Secret" else v for k, v in (doc.get("data") or {}).items()}
+        out.update(doc.get("stringData") or {})
+        return out
+
+
+def matches(selector, labels):
+    return all(labels.get(k) == v for k, v in selector.items())
+
+
+class Workload:
+    def __init__(self, manifest, doc):
+        self.manifest, self.doc, self.name = manifest, doc, doc["metadata"]["name"]
+        spec = doc["spec"]
+        self.template = (spec["leaderWorkerTemplate"]["workerTemplate"] if doc["kind"] == "LeaderWorkerSet" else spec["template"])
+        self.labels = self.template["metadata"]["labels"]
+        self.spec = self.template["spec"]
+        self.container = next(c for c in self.spec["containers"] if c["name"] == "tandem")
+        self.program = self.container["command"][0]
+        self.is_router = self.labels["app.kubernetes.io/component"] == "router"
+
+    def ports(self):
+        return {p["name"]: p["containerPort"] for p in self.container["ports"]}
+
+
+# ---- what the kubelet does with a container ----
+
+def cpu(quantity):
+    """Whole CPUs, rounded up, as resourceFieldRef with divisor 1 gives them."""
+    quantity = str(quantity)
+    milli = int(quantity[:-1]) if quantity.endswith("m") else int(float(quantity) * 1000)
+    return -(-milli // 1000)
+
+
+def environment(container, pod):
+    """The container's variables; `pod` has the fields of the downward API. References to Secrets come from `pod` too."""
+    env = {}
+    for e in container.get("env", []):
+        source = e.get("valueFrom")
+        if source is None:
+            env[e["name"]] = expand(str(e.get("value", "")), env)
+        elif "fieldRef" in source:
+            env[e["name"]] = pod[source["fieldRef"]["fieldPath"]]
+        elif "resourceFieldRef" in source:
+            kind, what = source["resourceFieldRef"]["resource"].split(".")
+            assert what == "cpu", e
+            env[e["name"]] = str(cpu(container["resources"][kind][what]))
+        else:
+            ref = source["secretKeyRef"]
+            env[e["name"]] = pod[f"secret {ref['name']}/{ref['key']}"]
+    return env
+
+
+def expand(text, env):
+    """$(NAME) of a defined variable; $$(NAME) stays $(NAME)."""
+    return re.sub(r"\$(\$?)\(([A-Za-z_][A-Za-z0-9_]*)\)",
+                  lambda m: m.group(0)[1:] if m.group(1) else env.get(m.group(2), m.group(0)), text)
+
+
+class LocalPods:
+    """Addresses, folders and programs for the pods of one manifest."""
+
+    def __init__(self, manifest, build, folder, model):
+        self.manifest, self.build, self.folder, self.model = manifest, build, folder, model
+        self.addresses, self.processes = {}, {}
+        net = os.getpid() % 250 + 2
+        for n, w in enumerate(manifest.workloads()):
+            self.addresses[w.name] = f"127.{net}.{net}.{n + 1}"
+
+    def binary(self, name):
+        for path in (os.path.join(self.build, name), os.path.join(self.build, "router", name)):
+            if os.path.exists(path):
+                return path
+        raise AssertionError(f"{name} is not built in {self.build}")
+
+    def service_addresses(self, host):
+        """Addresses behind a Service's DNS name in this manifest."""
+        service = self.manifest.get("Service", host.split(".")[0])
+        found = self.manifest.selected(service["spec"]["selector"])
+        assert found, f"{host} selects no pod"
+        return [self.addresses[w.name] for w in found]
+
+    def mounts(self, w, container=None):
+        """{mount path: local folder}, filled with what the volume holds."""
+        out = {}
+        volumes = {v["name"]: v for v in w.spec["volumes"]}
+        for mount in (container or w.container)["volumeMounts"]:
+            volume = volumes[mount["name"]]
+            path = os.path.join(self.folder, w.name, mount["name"])
+            os.makedirs(path, exist_ok=True)
+            for kind, name in (("Secret", (volume.get("secret") or {}).get("secretName")),
+                               ("ConfigMap", (volume.get("configMap") or {}).get("name"))):
+                if name:
+                    for key, text in self.manifest.data(kind, name).items():
+                        with open(os.path.join(path, key), "w", encoding="utf-8") as f:
+                            f.write(text)
+            out[mount["mountPath"]] = path
+        return out
+
+    def map_argument(self, arg, mounts):
+        """One argument, or several where a Service's name stands for several pods."""
+        paths = "|".join(re.escape(p) for p in sorted(mounts, key=len, reverse=True))
+        arg = re.sub(rf"(^|=)({paths})(?=/|$)", lambda m: m.group(1) + mounts[m.group(2)], arg)
+        arg = arg.replace("--kv-device=eth0", "--kv-device=lo")
+        m = re.match(r"--node=tcp://([a-z0-9.-]+):(\d+)$", arg)
+        if m:
+            return [f"--node=tcp://{a}:{m.group(2)}" for a in self.service_addresses(m.group(1))]
+        return [arg]
+
+    def command(self, w):
+        """(argv, environment, mounts) of a workload's pod."""
+        address = self.addresses[w.name]
+        env = environment(w.container, {"metadata.name": w.name + "-0", "status.podIP": address})
+        mounts = self.mounts(w)
+        argv = [self.binary(w.program)]
+        for arg in w.container["args"]:
+            argv += self.map_argument(expand(arg, env), mounts)
+        for arg in argv:
+            if arg.startswith("--model="):
+                self.place_model(arg.split("=", 1)[1])
+        return argv, env, mounts
+
+    def place_model(self, path):
+        if not os.path.exists(path):
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            os.symlink(self.model, path)
+
+    def start(self, w):
+        argv, env, _ = self.command(w)
+        log = os.path.join(self.folder, w.name + ".log")
+        clean = {k: v for k, v in os.environ.items() if not k.startswith("TANDEM_")}
+        with open(log, "ab") as f:
+            # /tmp as in the pod: nothing of it is shared; the pod's environment and nothing of the test's.
+            self.processes[w.name] = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=f, stderr=f,
+                                                      env=dict(clean, **env), cwd="/")
+        return self.processes[w.name]
+
+    def log(self, w):
+        with open(os.path.join(self.folder, w.name + ".log"), encoding="utf-8", errors="replace") as f:
+            return f.read()
+
+    def stop(self):
+        """SIGTERM for all; exit statuses by name."""
+        for p in self.processes.values():
+            if p.poll() is None:
+                p.terminate()
+        out = {}
+        for name, p in self.processes.items():
+            try:
+                out[name] = p.wait(30)
+            except subprocess.TimeoutExpired:
+                p.kill()
+                p.wait()
+                out[name] = None
+        return out
+
+
+def until(condition, seconds, what):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        try:
+            if condition():
+                return
+        except OSError:
+            pass
+        time.sleep(0.05)
+    raise AssertionError(f"waited {seconds} s for {what}")

@@ -1,0 +1,413 @@
+"""The rendered chart against our binaries: flags, ports, probes, metrics, references; and its pods as local processes.
+
+Reads the committed renderings (golden/), so it needs no Helm; that they are what Helm renders is chart_test.py's business.
+"""
+import atexit
+import hashlib
+import http.server
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.join(os.path.dirname(HERE), "integration"))
+from harness import BUILD, ROOT, SCRATCH, open_get, run, tiny_model  # noqa: E402
+from manifest import LocalPods, Manifest, Workload, environment, matches, until  # noqa: E402
+
+CHART = os.path.join(ROOT, "deploy", "helm", "tandem")
+GOLDEN = {f[:-5]: Manifest.load(os.path.join(HERE, "golden", f)) for f in sorted(os.listdir(os.path.join(HERE, "golden")))
+          if f.endswith(".yaml")}
+# What a rendering may name without defining it: the operator brings them.
+BROUGHT = {"PersistentVolumeClaim", "StorageClass"}
+SHARED = []  # the running pods of the rendering "cpu"
+
+
+def every_workload():
+    for name, m in GOLDEN.items():
+        pods = LocalPods(m, BUILD, tempfile.mkdtemp(dir=SCRATCH), tiny_model())
+        for doc in m.of("Secret"):  # a rendering that names a Secret of the operator's needs a stand-in
+            assert doc
+        for w in m.workloads():
+            yield name, m, pods, w
+
+
+def with_brought_secrets(m):
+    """Secrets that a rendering names and the operator brings, with plausible content."""
+    have = {d["metadata"]["name"] for d in m.of("Secret")}
+    for w in m.workloads():
+        for v in w.spec["volumes"]:
+            name = (v.get("secret") or {}).get("secretName")
+            if name and name not in have:
+                have.add(name)
+                m.docs.append({"kind": "Secret", "metadata": {"name": name, "labels": {}}, "brought": True,
+                               "stringData": {"cluster.key": "k1 0123456789abcdef0123456789abcdef\n", "token": "t"}})
+    return m
+
+
+for _m in GOLDEN.values():
+    with_brought_secrets(_m)
+
+
+def config_of(argv, env, flag):
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("TANDEM_")}
+    done = subprocess.run(argv + [flag], env=dict(clean, **env), capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0, (argv, done.stdout[-500:], done.stderr[-1500:])
+    return done.stdout
+
+
+def test_every_flag_and_variable_is_accepted_by_the_program():
+    n = 0
+    for name, _, pods, w in every_workload():
+        argv, env, _ = pods.command(w)
+        config_of(argv, env, "--check-config")
+        help_text = config_of(argv[:1], {}, "--help")
+        if w.is_router:  # a router's pod is where an operator runs tandemctl
+            help_text += config_of([os.path.join(BUILD, "ctl", "tandemctl"), "get", "nodes"], {}, "--help")
+        for variable in env:
+            if variable.startswith("TANDEM_"):
+                assert f"--{variable[7:].lower().replace('_', '-')} " in help_text, (name, w.name, variable)
+        n += 1
+    assert n >= 15, n
+
+
+def test_an_unknown_flag_would_be_noticed():
+    _, _, pods, w = next(every_workload())
+    argv, env, _ = pods.command(w)
+    for bad in ("--no-such-flag=1", "--log-level=loud", "--drain-timeout=-1"):
+        done = subprocess.run(argv + [bad, "--check-config"], capture_output=True, text=True, timeout=30,
+                              env=dict(os.environ, **env))
+        assert done.returncode == 2, (bad, done.returncode)
+
+
+def test_ports_of_containers_are_those_the_programs_listen_on():
+    for name, _, pods, w in every_workload():
+        argv, env, _ = pods.command(w)
+        told = dict(re.findall(r"^([a-z-]+): \"?(.*?)\"?$", config_of(argv, env, "--print-config"), re.M))
+        ports = w.ports()
+        assert ports["admin"] == int(told["admin-port"]), (name, w.name)
+        if w.is_router:
+            assert ports["http"] == int(told["port"]), (name, w.name)
+        else:
+            assert ports["ctrl"] == int(told["listen"].rsplit(":", 1)[1]), (name, w.name)
+            assert told["role"] == w.labels["tandem/starts-as"], (name, w.name)
+        assert told["admin-host"] == pods.addresses[w.name], "probes come to the pod's address"
+
+
+def test_selectors_find_pods_and_names_of_ports_resolve():
+    for name, m in GOLDEN.items():
+        for service in m.of("Service"):
+            found = m.selected(service["spec"]["selector"])
+            assert len(found) == 1, (name, service["metadata"]["name"], [w.name for w in found])
+            for port in service["spec"]["ports"]:
+                assert port["targetPort"] in found[0].ports(), (name, service["metadata"]["name"], port)
+        for doc in m.of("PodDisruptionBudget"):
+            assert len(m.selected(doc["spec"]["selector"]["matchLabels"])) == 1, (name, doc["metadata"]["name"])
+        for w in m.workloads():
+            if w.doc["kind"] != "LeaderWorkerSet":
+                assert m.selected(w.doc["spec"]["selector"]["matchLabels"]) == [w] or len(
+                    m.selected(w.doc["spec"]["selector"]["matchLabels"])) == 1, (name, w.name)
+            for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+                assert w.container[probe]["httpGet"]["port"] in w.ports(), (name, w.name, probe)
+        for doc in m.of("HorizontalPodAutoscaler", "ScaledObject"):
+            target = doc["spec"]["scaleTargetRef"]
+            scaled = Workload(m, m.get(target["kind"], target["name"]))
+            assert "replicas" not in scaled.doc["spec"], f"{name}: {scaled.name} has replicas beside its autoscaler"
+        for doc in m.of("ServiceMonitor"):
+            found = [s for s in m.of("Service") if matches(doc["spec"]["selector"]["matchLabels"], s["metadata"]["labels"])]
+            assert len(found) == 1 and found[0]["spec"]["ports"][0]["name"] == doc["spec"]["endpoints"][0]["port"], name
+        for doc in m.of("PodMonitor"):
+            found = m.selected(doc["spec"]["selector"]["matchLabels"])
+            assert {w.labels["tandem/starts-as"] for w in found} == {"prefill", "decode"}, name
+            assert all(doc["spec"]["podMetricsEndpoints"][0]["port"] in w.ports() for w in found), name
+
+
+def test_no_selector_but_a_pools_own_names_a_role():
+    for name, m in GOLDEN.items():
+        text = json.dumps([d["spec"] for d in m.of("NetworkPolicy", "Service", "PodMonitor")])
+        assert "starts-as" not in text, name
+        for doc in m.of("NetworkPolicy"):
+            assert "tandem/pool" not in json.dumps(doc["spec"]), f"{name}: {doc['metadata']['name']} selects a pool"
+
+
+def test_every_reference_is_defined():
+    for name, m in GOLDEN.items():
+        accounts = {d["metadata"]["name"] for d in m.of("ServiceAccount")}
+        for pod, template in m.pods():
+            spec = template["spec"]
+            assert spec["serviceAccountName"] in accounts, (name, pod)
+            volumes = {v["name"]: v for v in spec["volumes"]}
+            for v in volumes.values():
+                if "configMap" in v:
+                    m.get("ConfigMap", v["configMap"]["name"])
+                if "secret" in v:
+                    m.get("Secret", v["secret"]["secretName"])
+            for c in spec["containers"] + spec.get("initContainers", []):
+                for mount in c.get("volumeMounts", []):
+                    assert mount["name"] in volumes, (name, pod, mount)
+            claims = {c["name"] for c in spec.get("resourceClaims", [])}
+            for c in spec.get("resourceClaims", []):
+                m.get("ResourceClaimTemplate", c["resourceClaimTemplateName"])
+            assert {c["name"] for c in spec["containers"][0]["resources"].get("claims", [])} == claims, (name, pod)
+
+
+def test_every_pod_is_confined():
+    for name, m in GOLDEN.items():
+        for pod, template in m.pods():
+            spec = template["spec"]
+            assert spec["automountServiceAccountToken"] is False and spec["enableServiceLinks"] is False, (name, pod)
+            assert spec["securityContext"]["runAsNonRoot"] is True and spec["securityContext"]["runAsUser"] > 10000, (name, pod)
+            assert "hostNetwork" not in spec and "hostIPC" not in spec and "hostPID" not in spec, (name, pod)
+            for c in spec["containers"] + spec.get("initContainers", []):
+                s = c["securityContext"]
+                assert s["readOnlyRootFilesystem"] and not s["allowPrivilegeEscalation"] and not s["privileged"], (name, pod)
+                assert s["capabilities"]["drop"] == ["ALL"] and s["seccompProfile"] == {"type": "RuntimeDefault"}, (name, pod)
+                rdma = any("rdma" in r for r in c["resources"].get("limits", {}))
+                assert s["capabilities"].get("add", []) == (["IPC_LOCK"] if rdma else []), (name, pod)
+                assert {"requests", "limits"} <= set(c["resources"]), (name, pod, c["name"])
+
+
+def test_the_end_of_a_pod_fits_into_its_grace():
+    for name, _, pods, w in every_workload():
+        argv, env, _ = pods.command(w)
+        drain = float(dict(re.findall(r"^([a-z-]+): (\S+)$", config_of(argv, env, "--print-config"), re.M))["drain-timeout"])
+        sleep = float(w.container.get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command", ["sleep", "0"])[1])
+        assert drain + sleep + 10 <= w.spec["terminationGracePeriodSeconds"], (name, w.name)
+        assert not w.is_router or sleep > 0, (name, w.name)
+
+
+# ---- the pods of the rendering "cpu" as processes ----
+
+def pods():
+    if not SHARED:
+        m = GOLDEN["cpu"]
+        p = LocalPods(m, BUILD, tempfile.mkdtemp(dir=SCRATCH), tiny_model())
+        SHARED.append(p)
+        atexit.register(p.stop)
+        for w in m.workloads():
+            p.start(w)
+        for w in m.workloads():
+            for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+                answers(p, w, probe)
+    return SHARED[0]
+
+
+def answers(p, w, probe):
+    """As the kubelet: every period, until it succeeds or has failed too often; here with a bound of 60 s."""
+    get = w.container[probe]["httpGet"]
+    url = f"http://{p.addresses[w.name]}:{w.ports()[get['port']]}{get['path']}"
+
+    def once():
+        assert p.processes[w.name].poll() is None, p.log(w)[-2000:]
+        return open_get(url) == 200
+    until(once, 60, f"{probe} of {w.name} at {url}")
+
+
+def test_the_pods_start_pass_their_probes_and_answer_the_helm_test():
+    p = pods()
+    m = p.manifest
+    service = m.get("Service", "t-tandem")
+    router = m.selected(service["spec"]["selector"])[0]
+    test = m.get("Pod", "t-tandem-test")["spec"]["containers"][0]
+    env = environment(test, {})
+    assert env["ROUTER_URL"] == f"http://t-tandem:{service['spec']['ports'][0]['port']}"
+    env["ROUTER_URL"] = f"http://{p.addresses[router.name]}:{router.ports()[service['spec']['ports'][0]['targetPort']]}"
+    done = subprocess.run(test["command"] + test["args"], env=dict(os.environ, **env), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    assert "a chat request is answered" in done.stdout, done.stdout
+
+
+def test_tandemctl_in_a_routers_pod_finds_its_router():
+    p = pods()
+    router = next(w for w in p.manifest.workloads() if w.is_router)
+    _, env, _ = p.command(router)
+    done = subprocess.run([os.path.join(BUILD, "ctl", "tandemctl"), "get", "nodes", "-o", "json"], env=dict(os.environ, **env),
+                          capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0, done.stderr
+    assert sorted(n["name"] for n in json.loads(done.stdout)["nodes"]) == ["t-tandem-decode-0", "t-tandem-prefill-0"], done.stdout
+
+
+def test_the_helm_test_fails_when_no_pair_is_there():
+    m = GOLDEN["cpu"]
+    p = LocalPods(m, BUILD, tempfile.mkdtemp(dir=SCRATCH), tiny_model())
+    router = next(w for w in m.workloads() if w.is_router)
+    for name in p.addresses:
+        p.addresses[name] = "127.1.1." + p.addresses[name].rsplit(".", 1)[1]
+    p.start(router)
+    try:
+        answers(p, router, "livenessProbe")  # alone it lives, and is not ready
+        test = m.get("Pod", "t-tandem-test")["spec"]["containers"][0]
+        env = dict(environment(test, {}), ROUTER_URL=f"http://{p.addresses[router.name]}:8000")
+        done = subprocess.run(test["command"] + test["args"], env=dict(os.environ, **env), capture_output=True, text=True,
+                              timeout=60)
+        assert done.returncode == 1 and "no usable pair" in done.stderr, (done.stdout, done.stderr)
+    finally:
+        p.stop()
+
+
+def listening(pid):
+    """{(address, port)} on which a process listens, TCP over IPv4."""
+    inodes = set()
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        try:
+            m = re.match(r"socket:\[(\d+)\]", os.readlink(f"/proc/{pid}/fd/{fd}"))
+        except OSError:
+            continue
+        if m:
+            inodes.add(m.group(1))
+    out = set()
+    with open(f"/proc/{pid}/net/tcp", encoding="ascii") as f:
+        for line in f.read().splitlines()[1:]:
+            field = line.split()
+            if field[3] == "0A" and field[9] in inodes:
+                host, port = field[1].split(":")
+                out.add((".".join(str(b) for b in reversed(bytes.fromhex(host))), int(port, 16)))
+    return out
+
+
+def allowed_ports(m, w):
+    """Port ranges that some ingress rule of a policy lets into the workload's pods."""
+    out = []
+    for doc in m.of("NetworkPolicy"):
+        if matches(doc["spec"]["podSelector"]["matchLabels"], w.labels):
+            for rule in doc["spec"].get("ingress", []):
+                assert rule["from"], "a rule without peers would let everybody in"
+                out += [(p["port"], p.get("endPort", p["port"])) for p in rule["ports"]]
+    return out
+
+
+def test_what_the_pods_listen_on_is_what_the_network_policy_lets_in():
+    p = pods()
+    for w in p.manifest.workloads():
+        allowed = allowed_ports(p.manifest, w)
+        open_ports = listening(p.processes[w.name].pid)
+        assert open_ports, w.name
+        for host, port in open_ports:
+            assert any(lo <= port <= hi for lo, hi in allowed), f"{w.name} listens on {port}, no policy lets it in"
+            assert host != "0.0.0.0", f"{w.name} listens on all interfaces, port {port}"
+        for lo, hi in allowed:
+            assert any(lo <= port <= hi for _, port in open_ports), f"a policy opens {lo}-{hi} of {w.name}, nobody listens"
+
+
+def series(p, w):
+    get = f"http://{p.addresses[w.name]}:{w.ports()['admin']}/metrics"
+    return set(re.findall(r"^# TYPE (\S+) ", open_get(get, body=True), re.M))
+
+
+def test_metrics_that_scale_a_pool_are_served_by_its_pods():
+    p = pods()
+    by_role = {w.labels["tandem/starts-as"]: series(p, w) for w in p.manifest.workloads()}
+    checked = 0
+    for name, m in GOLDEN.items():
+        for doc in m.of("HorizontalPodAutoscaler", "ScaledObject"):
+            target = doc["spec"]["scaleTargetRef"]
+            role = Workload(m, m.get(target["kind"], target["name"])).labels["tandem/starts-as"]
+            names = [e["pods"]["metric"]["name"] for e in doc["spec"].get("metrics", []) if e["type"] == "Pods"]
+            for t in doc["spec"].get("triggers", []):
+                if t["type"] == "prometheus":
+                    query = re.match(r'sum\(([a-z:_]+)\{namespace="tandem",release="t",pool="[a-z0-9-]+"\}\)$',
+                                     t["metadata"]["query"])
+                    assert query, t["metadata"]["query"]
+                    names.append(query.group(1))
+            for metric in names:
+                assert metric in by_role[role], f"{name}: {metric} is not served by {role}"
+                checked += 1
+    assert checked >= 3, checked
+
+
+def test_the_pods_drain_at_sigterm_and_end_without_a_complaint():
+    p = pods()
+    router = next(w for w in p.manifest.workloads() if w.is_router)
+    url = f"http://{p.addresses[router.name]}:8000/v1/models"
+    command = router.container["lifecycle"]["preStop"]["exec"]["command"]
+    assert command[0] == "sleep" and float(command[1]) > 0
+    assert open_get(url) == 200
+    p.processes[router.name].send_signal(signal.SIGTERM)
+    assert p.processes[router.name].wait(30) == 0, p.log(router)[-2000:]
+    statuses = p.stop()
+    assert set(statuses.values()) == {0}, statuses
+    for w in p.manifest.workloads():
+        bad = [line for line in p.log(w).splitlines() if re.search(r"\"level\":\"(warn|error)\"", line)]
+        assert not bad, (w.name, bad[:5])
+    SHARED.clear()
+
+
+# ---- the init container that fetches ----
+
+class Files(http.server.BaseHTTPRequestHandler):
+    content, asked, token = {}, [], None
+
+    def do_GET(self):
+        Files.asked.append(self.path)
+        body = Files.content.get(self.path)
+        if body is None or (Files.token and self.headers.get("Authorization") != f"Bearer {Files.token}"):
+            self.send_error(404 if body is None else 401)
+            return
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *args):
+        pass
+
+
+def fetch(server, folder, lines, token=None):
+    """Runs files/fetch.sh as the init container does."""
+    os.makedirs(folder, exist_ok=True)
+    listing = os.path.join(SCRATCH, "list")
+    with open(listing, "w", encoding="ascii") as f:
+        f.write("\n" + "\n".join(f"{name} {sha} http://127.0.0.1:{server.server_port}/{name}" for name, sha in lines) + "\n")
+    env = dict(os.environ, MODEL_DIR=folder, FETCH_LIST=listing, HOSTNAME="pod-1", no_proxy="127.0.0.1")
+    if token:
+        env["FETCH_TOKEN_FILE"] = os.path.join(SCRATCH, "token")
+        with open(env["FETCH_TOKEN_FILE"], "w", encoding="ascii") as f:
+            f.write(token + "\n")
+    return subprocess.run(["/bin/sh", os.path.join(CHART, "files", "fetch.sh")], env=env, capture_output=True, text=True,
+                          timeout=60)
+
+
+def test_the_init_container_fetches_verifies_and_does_not_fetch_twice():
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Files)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        Files.content = {"/a.gguf": b"A" * 100000, "/sub/b.json": b"{}"}
+        Files.token = "s3cret"
+        lines = [(n[1:], hashlib.sha256(c).hexdigest()) for n, c in Files.content.items()]
+        folder = os.path.join(SCRATCH, "models")
+        done = fetch(server, folder, lines, "wrong")
+        assert done.returncode != 0 and not os.path.exists(os.path.join(folder, "a.gguf")), done.stdout
+        done = fetch(server, folder, lines, "s3cret")
+        assert done.returncode == 0, done.stderr
+        with open(os.path.join(folder, "sub", "b.json"), "rb") as f:
+            assert f.read() == b"{}"
+        asked = len(Files.asked)
+        done = fetch(server, folder, lines, "s3cret")
+        assert done.returncode == 0 and "have a.gguf" in done.stdout and len(Files.asked) == asked, done.stdout
+        done = fetch(server, folder, [("a.gguf", "0" * 64)], "s3cret")
+        assert done.returncode != 0 and "SHA-256" in done.stderr, (done.stdout, done.stderr)
+        left = [n for n in os.listdir(folder) if n.endswith(".part")]
+        assert not left, left
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_the_rendered_init_container_is_that_script_with_the_listed_files():
+    m = GOLDEN["autoscaled"]
+    for w in m.workloads():
+        init, = w.spec["initContainers"]
+        assert init["command"] == ["/bin/sh", "/etc/tandem/fetch/fetch.sh"], init["command"]
+        data = m.data("ConfigMap", next(v for v in w.spec["volumes"] if v["name"] == "fetch")["configMap"]["name"])
+        with open(os.path.join(CHART, "files", "fetch.sh"), encoding="utf-8") as f:
+            assert data["fetch.sh"].strip() == f.read().strip()
+        assert data["list"].split() == ["model.gguf", "4" * 64, "https://models.example/smol/model.gguf"], data["list"]
+        assert not [mount for mount in init["volumeMounts"] if mount["name"] == "model" and mount.get("readOnly")], "cannot write"
+        assert [mount for mount in w.container["volumeMounts"] if mount["name"] == "model" and mount["readOnly"]]
+
+
+run(globals())
