@@ -36,14 +36,20 @@ static enum ctl_exit unreachable(const struct ctl_admin *a, td_err err, const ch
 enum ctl_exit ctl_admin_ask(const struct ctl_admin *a, const char *path, int *out_status,
                             json_t **out_json)
 {
+    return ctl_admin_post(a, path, NULL, out_status, out_json);
+}
+
+enum ctl_exit ctl_admin_post(const struct ctl_admin *a, const char *path, const char *text,
+                             int *out_status, json_t **out_json)
+{
     char url[TD_HTTP_CLIENT_MAX_URL], why[160] = "", wrong[256] = "";
     struct td_http_client_answer answer;
     if (!make_url(a->router, path, url, sizeof url)) {
         ctl_say("--router '%.64s' is not a URL", a->router);
         return CTL_USAGE;
     }
-    td_err err = td_http_client_get(url, (int64_t)(a->timeout_s * 1e6), CTL_ADMIN_MAX_BODY, &answer,
-                                    why, sizeof why);
+    td_err err = td_http_client_post(url, "application/json", text, (int64_t)(a->timeout_s * 1e6),
+                                     CTL_ADMIN_MAX_BODY, &answer, why, sizeof why);
     if (err != TD_OK) {
         return unreachable(a, err, why);
     }

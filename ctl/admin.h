@@ -30,6 +30,9 @@ enum ctl_exit ctl_admin_ask(const struct ctl_admin *a, const char *path, int *ou
                             json_t **out_json);
 /* The same; any status but 200 is a failure. */
 enum ctl_exit ctl_admin_get(const struct ctl_admin *a, const char *path, json_t **out_json);
+/* POSTs a JSON text. Any status is an answer. */
+enum ctl_exit ctl_admin_post(const struct ctl_admin *a, const char *path, const char *text,
+                             int *out_status, json_t **out_json);
 /* The message of an error object (interfaces.md 1.5), or "". Borrowed. */
 const char *ctl_admin_message(const json_t *json);
 

@@ -19,6 +19,7 @@ struct options {
     char *model;
     int64_t threads, reps;
     int numerics, isa;
+    int format;
     bool json;
 };
 
@@ -33,7 +34,9 @@ static const struct td_opt opts[] = {
     CTL_OPT("numerics", ENUM, "int8", "", 0, 0, "int8|f32", "as for nodes", numerics),
     CTL_OPT("isa", ENUM, "auto", "", 0, 0, "auto|portable|avx2|avx512|amx",
             "instruction set of the kernels", isa),
-    CTL_OPT("json", BOOL, "false", "", 0, 0, NULL, "print one JSON document", json),
+    CTL_OPT("output", ENUM, "table", "", 0, 0, CTL_FORMATS, "or -o: the form of the result",
+            format),
+    CTL_OPT("json", BOOL, "false", "", 0, 0, NULL, "the same as -o json", json),
 };
 
 const struct td_program ctl_bench_engine_program = {.name = "tandemctl bench engine",
@@ -100,7 +103,8 @@ static double tenths(double x)
     return round(x * 10) / 10; /* more digits would be noise */
 }
 
-td_err ctl_bench_json(const struct ctl_bench_setup *s, const struct td_bench_result *r, FILE *out)
+td_err ctl_bench_json(const struct ctl_bench_setup *s, const struct td_bench_result *r,
+                      enum ctl_format format, FILE *out)
 {
     char id[65];
     for (int i = 0; i < 32; i++) {
@@ -119,7 +123,7 @@ td_err ctl_bench_json(const struct ctl_bench_setup *s, const struct td_bench_res
                       : json_pack("{s:s,s:s,s:s,s:i,s:s,s:s,s:i,s:O}", "cpu", r->cpu, "model",
                                   s->model, "model_id", id, "threads", (int)s->threads, "numerics",
                                   s->numerics, "isa", s->isa, "reps", (int)r->reps, "cases", cases);
-    td_err err = doc != NULL ? ctl_json_print(doc, out) : TD_ERR_NO_MEMORY;
+    td_err err = doc != NULL ? ctl_document_print(doc, format, out) : TD_ERR_NO_MEMORY;
     json_decref(doc);
     json_decref(cases);
     return err;
@@ -187,8 +191,9 @@ enum ctl_exit ctl_bench_engine(const void *options, char *const *args)
         ctl_say("%s: %s", o->model, why[0] != 0 ? why : td_err_text(err));
         return CTL_FAILED;
     }
-    if (o->json) {
-        err = ctl_bench_json(&setup, &result, stdout);
+    enum ctl_format format = o->json ? CTL_JSON : (enum ctl_format)o->format;
+    if (format == CTL_JSON || format == CTL_YAML) {
+        err = ctl_bench_json(&setup, &result, format, stdout);
     } else {
         (void)printf("model: %s\nthreads: %u, numerics: %s, isa: %s\n", setup.model, setup.threads,
                      setup.numerics, setup.isa);

@@ -11,6 +11,7 @@
 
 #include "common/model/bench_engine.h"
 #include "ctl/command.h"
+#include "ctl/output.h"
 
 extern const struct td_program ctl_bench_engine_program;
 enum ctl_exit ctl_bench_engine(const void *options, char *const *args);
@@ -22,6 +23,6 @@ struct ctl_bench_setup {
     const char *numerics, *isa;
 };
 td_err ctl_bench_json(const struct ctl_bench_setup *s, const struct td_bench_result *r,
-                      FILE *out) TD_MUST_CHECK;
+                      enum ctl_format format, FILE *out) TD_MUST_CHECK;
 
 #endif

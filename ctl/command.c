@@ -23,18 +23,26 @@ void ctl_say(const char *fmt, ...)
     (void)fprintf(stderr, "tandemctl: %s\n", text);
 }
 
+static void print_statuses(FILE *out)
+{
+    (void)fputs(
+        "\nExit status: 0 done; 1 tried, and the answer is no or it failed; 2 the command line "
+        "or a\nconfiguration file is wrong; 3 the router does not answer.\n",
+        out);
+}
+
 void ctl_command_help(const struct ctl_command *commands, size_t n, FILE *out)
 {
     (void)fprintf(out, "tandemctl - " SUMMARY "\n\nusage: tandemctl COMMAND [--flag value]...\n\n");
     for (size_t i = 0; i < n; i++) {
         char left[64];
         (void)snprintf(left, sizeof left, "%s %s", commands[i].words, commands[i].args);
-        (void)fprintf(out, "  %-20s %s\n", left, commands[i].program->summary);
+        (void)fprintf(out, "  %-26s %s\n", left, commands[i].program->summary);
     }
-    (void)fputs(
-        "\n`tandemctl COMMAND --help` lists the flags of a command.\n"
-        "Exit status: 0 done, 1 failed, 2 wrong command line, 3 the router does not answer.\n",
-        out);
+    (void)fprintf(out, "  %-26s words and flags for a shell: source <(...)\n",
+                  "completion bash|zsh|fish");
+    (void)fputs("\n`tandemctl COMMAND --help` lists the flags of a command.\n", out);
+    print_statuses(out);
 }
 
 /* How many leading arguments are the words of this command; 0: another command. */
@@ -145,6 +153,11 @@ static enum ctl_exit run_command(const struct ctl_command *c, int argc, char **a
     }
     enum td_config_outcome how = td_config_load(c->program, s.n_flags, s.flags, options);
     if (how != TD_CONFIG_RUN) {
+        for (int i = 1; how == TD_CONFIG_EXIT_OK && i < s.n_flags; i++) {
+            if (strcmp(s.flags[i], "--help") == 0 || strcmp(s.flags[i], "-h") == 0) {
+                print_statuses(stdout);
+            }
+        }
         return how == TD_CONFIG_EXIT_OK ? CTL_OK : CTL_USAGE;
     }
     enum ctl_exit status = run_with(c, &s, options);
@@ -170,7 +183,7 @@ static enum ctl_exit refuse(const struct ctl_command *commands, size_t n, const 
 static enum ctl_exit completion(const struct ctl_command *commands, size_t n, int argc, char **argv)
 {
     if (argc != 3 || ctl_completion_print(commands, n, argv[2], stdout) != TD_OK) {
-        ctl_say("usage: tandemctl completion bash");
+        ctl_say("usage: tandemctl completion bash|zsh|fish");
         return CTL_USAGE;
     }
     return CTL_OK;

@@ -10,6 +10,7 @@ struct options {
     char *model, *chat_template, *kv_device;
     struct td_str_list listen, transports;
     bool trust_network, json, measure;
+    int format;
     int64_t megabytes;
     double kv_memory_gib;
 };
@@ -35,7 +36,9 @@ static const struct td_opt opts[] = {
     CTL_OPT("measure", BOOL, "true", "", 0, 0, NULL, "measure the transports", measure),
     CTL_OPT("measure-megabytes", INT, "256", "MiB", 1, 65536, NULL, "moved for each transport",
             megabytes),
-    CTL_OPT("json", BOOL, "false", "", 0, 0, NULL, "print one JSON document", json),
+    CTL_OPT("json", BOOL, "false", "", 0, 0, NULL, "the same as -o json", json),
+    CTL_OPT("output", ENUM, "table", "", 0, 0, CTL_FORMATS,
+            "or -o: table prints a line for each check", format),
 };
 
 const struct td_program ctl_doctor_program = {.name = "tandemctl doctor",
@@ -108,11 +111,13 @@ enum ctl_exit ctl_doctor(const void *options, char *const *args)
         ctl_say("out of memory");
         return CTL_FAILED;
     }
-    r->live = o->json ? NULL : stdout;
+    enum ctl_format format = o->json ? CTL_JSON : (enum ctl_format)o->format;
+    bool document = format == CTL_JSON || format == CTL_YAML;
+    r->live = document ? NULL : stdout;
     check_all(r, o);
     td_err err = TD_OK;
-    if (o->json) {
-        err = ctl_report_json(r, stdout);
+    if (document) {
+        err = ctl_report_json(r, format, stdout);
     } else {
         (void)printf("\n%u ok, %u warnings, %u failed\n", ctl_report_count(r, CTL_V_OK),
                      ctl_report_count(r, CTL_V_WARN), ctl_report_count(r, CTL_V_FAIL));

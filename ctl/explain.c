@@ -1,76 +1,43 @@
 #include "ctl/explain.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <string.h>
 
 #include "ctl/admin.h"
 #include "ctl/json_field.h"
+#include "ctl/svg.h"
+#include "ctl/waterfall.h"
 
-#define BAR      48
-#define N_STAGES 7
-#define MAX_US   (1000ll * 86400 * 1000000) /* more cannot be meant: sums stay far from overflow */
+#define BAR 48
 
 struct options {
     struct ctl_admin admin;
     int format;
+    char *svg;
 };
 
 static const struct td_opt opts[] = {
     CTL_ADMIN_OPTS(admin),
-    CTL_OPT("output", ENUM, "table", "", 0, 0, CTL_FORMATS, "or -o: table draws, the others print",
-            format),
+    CTL_OPT("output", ENUM, "table", "", 0, 0, CTL_FORMATS,
+            "or -o: table draws, wide with the numbers of each pair, the others print", format),
+    CTL_OPT("svg", STRING, "", "path", 0, 0, NULL, "also the waterfall as SVG; - is stdout, alone",
+            svg),
 };
 
-const struct td_program ctl_explain_program = {.name = "tandemctl explain",
-                                               .summary =
-                                                   "where the time of a finished request went",
-                                               .opts = opts,
-                                               .n_opts = TD_COUNT(opts),
-                                               .struct_bytes = sizeof(struct options)};
+const struct td_program ctl_explain_program = {
+    .name = "tandemctl explain",
+    .summary = "where a request's time went, and why it ran where it ran",
+    .opts = opts,
+    .n_opts = TD_COUNT(opts),
+    .struct_bytes = sizeof(struct options)};
 
-struct stage {
-    const char *name;
-    int64_t from_us, us;
-};
+/* ---- the waterfall ---- */
 
-/* Absent, negative or absurd times count as 0. */
-static int64_t field_us(const json_t *r, const char *name)
+static void draw(const struct ctl_bar *s, int64_t axis_us, FILE *out)
 {
-    int64_t us = 0;
-    (void)ctl_field_int(r, name, &us); /* stays 0 without it */
-    return us < 0 || us > MAX_US ? 0 : us;
-}
-
-/* Fills the stages and returns the time axis' length. */
-static int64_t arrange(const json_t *r, struct stage stages[N_STAGES])
-{
-    int64_t exposed = field_us(r, "transfer_exposed_us"), transfer = field_us(r, "transfer_us");
-    int64_t total = field_us(r, "total_us"), at = 0;
-    const struct stage row[] = {
-        {"router queue", 0, field_us(r, "router_queue_us")},
-        {"prefill queue", 0, field_us(r, "prefill_queue_us")},
-        {"prefill", 0, field_us(r, "prefill_us")},
-        {"transfer", 0, transfer},
-        {"  exposed", 0, exposed},
-        {"decode queue", 0, field_us(r, "decode_queue_us")},
-        {"decode", 0, field_us(r, "decode_us")},
-    };
-    for (int i = 0; i < N_STAGES; i++) {
-        stages[i] = row[i];
-        stages[i].from_us = at;
-        if (i == 3) { /* ends where its exposed part ends; not counted itself */
-            int64_t from = at + exposed - transfer;
-            stages[i].from_us = from < 0 ? 0 : from;
-        } else {
-            at += stages[i].us;
-        }
-    }
-    return at > total ? at : total;
-}
-
-static void draw(const struct stage *s, int64_t axis_us, FILE *out)
-{
-    char bar[BAR + 1], took[32];
+    static const char fill[CTL_BAR_KINDS] = {'.', '#', '=', 'x'};
+    char bar[BAR + 1], took[32], name[32];
     memset(bar, ' ', BAR);
     bar[BAR] = 0;
     if (s->us > 0 && axis_us > 0) {
@@ -78,9 +45,10 @@ static void draw(const struct stage *s, int64_t axis_us, FILE *out)
         int n = (int)((double)s->us / (double)axis_us * BAR + 0.5);
         n = n < 1 ? 1 : n > BAR ? BAR : n; /* what took time at all is seen */
         from = from > BAR - n ? BAR - n : from;
-        memset(bar + from, '#', (size_t)n);
+        memset(bar + from, fill[s->kind], (size_t)n);
     }
-    (void)fprintf(out, "%-14s %9s  |%s|\n", s->name, ctl_format_us(s->us, took, sizeof took), bar);
+    (void)snprintf(name, sizeof name, "%s", s->name);
+    (void)fprintf(out, "%-14s %9s  |%s|\n", name, ctl_format_us(s->us, took, sizeof took), bar);
 }
 
 /* One row: who, how it ended, where it ran. */
@@ -103,37 +71,149 @@ static td_err print_head(const json_t *r, FILE *out)
     TD_TRY(ctl_table_create(columns, TD_COUNT(columns), &t));
     const char *code = ctl_field_text(r, "code", "ok");
     ctl_table_cell(t, "%s", ctl_field_text(r, "request_id", "-"));
-    ctl_table_cell(t, "%s", strcmp(code, "ok") == 0 ? ctl_field_text(r, "finish", "-") : code);
+    ctl_table_cell(t, "%s",
+                   strcmp(code, "ok") == 0
+                       ? ctl_field_text(r, "finish", ctl_field_text(r, "phase", "-"))
+                       : code);
     for (size_t i = 0; i < TD_COUNT(counts); i++) {
-        ctl_table_cell(t, "%" PRId64, field_us(r, counts[i]));
+        ctl_table_cell(t, "%" PRId64, ctl_waterfall_number(r, counts[i]));
     }
     ctl_table_cell(t, "%s", ctl_field_text(r, "prefill", "-"));
     ctl_table_cell(t, "%s", ctl_field_text(r, "decode", "-"));
-    uint64_t bytes = (uint64_t)field_us(r, "kv_bytes");
+    uint64_t bytes = (uint64_t)ctl_waterfall_number(r, "kv_bytes");
     ctl_table_cell(t, "%s", ctl_format_bytes(bytes, text, sizeof text));
     ctl_table_cell(t, "%s", ctl_field_text(r, "transport", "-"));
     return ctl_table_print(t, true, out);
 }
 
-td_err ctl_explain_print(const json_t *record, FILE *out)
+/* The marks' meaning, and one mark under the time of the first token. */
+static void print_waterfall(const json_t *record, FILE *out)
 {
-    struct stage stages[N_STAGES];
+    struct ctl_waterfall w;
     char text[3][32];
+    ctl_waterfall_make(record, &w);
+    (void)fputc('\n', out);
+    for (uint32_t i = 0; i < w.n; i++) {
+        draw(&w.bars[i], w.axis_us, out);
+    }
+    int64_t per_token = ctl_waterfall_number(record, "tpot_us");
+    (void)fprintf(out,
+                  "\n. waits  # computes  = moves KV  x lost\n"
+                  "first token after %s, then one each %s (%.1f tokens/s); total %s\n",
+                  ctl_format_us(w.first_us, text[0], sizeof text[0]),
+                  ctl_format_us(per_token, text[1], sizeof text[1]),
+                  per_token > 0 ? 1e6 / (double)per_token : 0.0,
+                  ctl_format_us(ctl_waterfall_number(record, "total_us"), text[2], sizeof text[2]));
+}
+
+/* ---- the placement ---- */
+
+static const struct ctl_column pair_columns[] = {
+    {.head = "PREFILL-NODE"},
+    {.head = "DECODE-NODE"},
+    {.head = "SCORE", .right = true},
+    {.head = "PREFILL", .right = true},
+    {.head = "KV-WAIT", .right = true},
+    {.head = "DECODE", .right = true},
+    {.head = "WAITING-TOKENS", .right = true, .wide = true},
+    {.head = "FREE-BLOCKS", .right = true, .wide = true},
+    {.head = "NEEDED", .right = true, .wide = true},
+    {.head = "RUNNING", .right = true, .wide = true},
+    {.head = "WHY"},
+};
+
+static void pair_row(struct ctl_table *t, const json_t *p)
+{
+    static const char *const times[] = {"score_us", "prefill_us", "wait_us", "decode_us"};
+    static const char *const counts[] = {"waiting_tokens", "free_blocks", "needed_blocks",
+                                         "running"};
+    bool scored = ctl_field_text(p, "excluded", "")[0] == 0;
+    char text[32];
+    ctl_table_cell(t, "%s", ctl_field_text(p, "prefill", "-"));
+    ctl_table_cell(t, "%s", ctl_field_text(p, "decode", "-"));
+    for (size_t i = 0; i < TD_COUNT(times); i++) {
+        int64_t us = scored ? ctl_waterfall_number(p, times[i]) : -1;
+        ctl_table_cell(t, "%s", ctl_format_us(us, text, sizeof text));
+    }
+    for (size_t i = 0; i < TD_COUNT(counts); i++) {
+        ctl_table_cell(t, "%" PRId64, ctl_waterfall_number(p, counts[i]));
+    }
+    bool chosen = json_is_true(json_object_get(p, "chosen"));
+    ctl_table_cell(t, "%s", chosen ? "chosen" : ctl_field_text(p, "why_not", "-"));
+}
+
+static void print_skipped(const json_t *try, FILE *out)
+{
+    const json_t *list = json_object_get(try, "skipped");
+    int64_t all = ctl_waterfall_number(try, "nodes_skipped");
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        const json_t *s = json_array_get(list, i);
+        (void)fputs(i == 0 ? "not asked: " : ", ", out);
+        ctl_print_clean(ctl_field_text(s, "node", "-"), out);
+        (void)fputs(" (", out);
+        ctl_print_clean(ctl_field_text(s, "why", "-"), out);
+        (void)fputs(")", out);
+    }
+    if (json_array_size(list) > 0) {
+        (void)fprintf(
+            out, all > (int64_t)json_array_size(list) ? " and others, %" PRId64 " in all\n" : "\n",
+            all);
+    }
+}
+
+static td_err print_try(const json_t *try, bool wide, FILE *out)
+{
+    const json_t *pairs = json_object_get(try, "candidates");
+    size_t n = json_array_size(pairs);
+    TD_CLEANUP(ctl_table_destroyp) struct ctl_table *t = NULL;
+    char text[2][32];
+    (void)fprintf(
+        out,
+        "\nattempt %" PRId64 ", placed after %s: lowest predicted completion of %" PRId64
+        " pairs; first token predicted %s later\n",
+        ctl_waterfall_number(try, "attempt") + 1,
+        ctl_format_us(ctl_waterfall_number(try, "placed_us"), text[0], sizeof text[0]),
+        ctl_waterfall_number(try, "pairs_seen"),
+        ctl_format_us(ctl_waterfall_number(try, "predicted_ttft_us"), text[1], sizeof text[1]));
+    TD_TRY(ctl_table_create(pair_columns, TD_COUNT(pair_columns), &t));
+    for (size_t i = 0; i < n; i++) {
+        pair_row(t, json_array_get(pairs, i));
+    }
+    TD_TRY(ctl_table_print(t, wide, out));
+    if (ctl_waterfall_number(try, "pairs_seen") > (int64_t)n) {
+        (void)fprintf(out, "(the best %zu are kept)\n", n);
+    }
+    print_skipped(try, out);
+    if (ctl_field_text(try, "error", "")[0] != 0) {
+        (void)fputs("failed after ", out);
+        (void)fputs(ctl_format_us(ctl_waterfall_number(try, "failed_us"), text[0], sizeof text[0]),
+                    out);
+        (void)fputs(": ", out);
+        ctl_print_clean(ctl_field_text(try, "error", ""), out);
+        (void)fputs("; tried again elsewhere, or ended\n", out);
+    }
+    return TD_OK;
+}
+
+td_err ctl_explain_print(const json_t *record, bool wide, FILE *out)
+{
+    const json_t *tries = json_object_get(record, "tries");
     if (ctl_field_text(record, "request_id", NULL) == NULL) {
         return TD_ERR_PROTOCOL;
     }
+    const char *phase = ctl_field_text(record, "phase", NULL);
     TD_TRY(print_head(record, out));
-    (void)fputc('\n', out);
-    int64_t axis = arrange(record, stages);
-    for (int i = 0; i < N_STAGES; i++) {
-        draw(&stages[i], axis, out);
+    if (phase == NULL) {
+        print_waterfall(record, out);
+    } else {
+        (void)fputs("\nstill running; its waterfall comes with its end\n", out);
     }
-    int64_t per_token = field_us(record, "tpot_us");
-    (void)fprintf(out, "\nfirst token after %s, then one each %s (%.1f tokens/s); total %s\n",
-                  ctl_format_us(field_us(record, "ttft_us"), text[0], sizeof text[0]),
-                  ctl_format_us(per_token, text[1], sizeof text[1]),
-                  per_token > 0 ? 1e6 / (double)per_token : 0.0,
-                  ctl_format_us(field_us(record, "total_us"), text[2], sizeof text[2]));
+    for (size_t i = 0; i < json_array_size(tries); i++) {
+        TD_TRY(print_try(json_array_get(tries, i), wide, out));
+    }
+    if (json_is_array(tries) && json_array_size(tries) == 0) {
+        (void)fputs("\nthe router no longer remembers where it could have run\n", out);
+    }
     return TD_OK;
 }
 
@@ -167,71 +247,85 @@ static enum ctl_exit find(const struct ctl_admin *a, const char *id, int *out_ht
     return ctl_admin_ask(a, path, out_http, out);
 }
 
-/* Says whether the request is still running, or unknown. */
-static enum ctl_exit say_missing(const struct ctl_admin *a, const char *id)
+/* The SVG goes to a file, whole or not at all. */
+static enum ctl_exit write_svg(const char *path, const json_t *record)
 {
-    json_t *doc = NULL;
-    enum ctl_exit status = ctl_admin_get(a, "/requests", &doc);
-    if (status != CTL_OK) {
-        return status;
+    bool to_stdout = strcmp(path, "-") == 0;
+    FILE *f = to_stdout ? stdout : fopen(path, "we");
+    if (f == NULL) {
+        ctl_say("cannot write %s: %s", path, strerrordesc_np(errno));
+        return CTL_FAILED;
     }
-    const json_t *live = json_object_get(doc, "live");
-    const char *phase = NULL;
-    for (size_t i = 0; phase == NULL && i < json_array_size(live); i++) {
-        const json_t *r = json_array_get(live, i);
-        const char *have = ctl_field_text(r, "request_id", "");
-        if (strcmp(have, id) == 0 || strcmp(have, bare(id)) == 0) {
-            phase = ctl_field_text(r, "phase", "unknown");
-        }
+    td_err err = ctl_svg_print(record, f);
+    bool written = fflush(f) == 0 && ferror(f) == 0;
+    written = (to_stdout || fclose(f) == 0) && written;
+    if (err == TD_ERR_PROTOCOL) {
+        ctl_say("the request is still running: no waterfall yet");
+    } else if (!written) {
+        ctl_say("cannot write %s", path);
     }
-    if (phase != NULL) {
-        ctl_say("%s is still running, phase %s; see tandemctl get requests", id, phase);
-    } else {
-        ctl_say("%s remembers no request %s; it keeps the last ones only", a->router, id);
+    if (!to_stdout && (err != TD_OK || !written)) {
+        (void)remove(path);
     }
-    json_decref(doc);
-    return CTL_FAILED;
+    return err == TD_OK && written ? CTL_OK : CTL_FAILED;
 }
 
 static enum ctl_exit show(const struct options *o, const json_t *record)
 {
     enum ctl_format format = (enum ctl_format)o->format;
+    if (o->svg != NULL && o->svg[0] != 0) {
+        enum ctl_exit status = write_svg(o->svg, record);
+        if (status != CTL_OK || strcmp(o->svg, "-") == 0) {
+            return status;
+        }
+    }
     td_err err = format == CTL_JSON   ? ctl_json_print(record, stdout)
                  : format == CTL_YAML ? ctl_yaml_print(record, stdout)
-                                      : ctl_explain_print(record, stdout);
+                                      : ctl_explain_print(record, format == CTL_WIDE, stdout);
     if (err != TD_OK) {
         ctl_say("%s: %s", o->admin.router, td_err_text(err));
     }
     return err == TD_OK ? CTL_OK : CTL_FAILED;
 }
 
-enum ctl_exit ctl_explain(const void *options, char *const *args)
+enum ctl_exit ctl_explain_find(const struct ctl_admin *a, const char *id, json_t **out_record)
 {
-    const struct options *o = options;
-    const char *id = args[0];
     int http = 0;
     json_t *record = NULL;
     if (!id_is_plain(id)) {
         ctl_say("'%.128s' is not the id of a request", id);
         return CTL_USAGE;
     }
-    enum ctl_exit status = find(&o->admin, id, &http, &record);
+    enum ctl_exit status = find(a, id, &http, &record);
     if (status == CTL_OK && http == 404 && bare(id) != id && bare(id)[0] != 0) {
         json_decref(record);
         record = NULL;
-        status = find(&o->admin, bare(id), &http, &record);
+        status = find(a, bare(id), &http, &record);
     }
     if (status != CTL_OK) {
         return status;
     }
+    if (http == 200) {
+        *out_record = record;
+        return CTL_OK;
+    }
     if (http == 404) {
-        status = say_missing(&o->admin, id);
-    } else if (http != 200) {
-        ctl_say("%s answered %d %s", o->admin.router, http, ctl_admin_message(record));
-        status = CTL_FAILED;
+        ctl_say("%s remembers no request %s; it keeps the last ones only", a->router, id);
     } else {
-        status = show(o, record);
+        ctl_say("%s answered %d %s", a->router, http, ctl_admin_message(record));
     }
     json_decref(record);
+    return CTL_FAILED;
+}
+
+enum ctl_exit ctl_explain(const void *options, char *const *args)
+{
+    const struct options *o = options;
+    json_t *record = NULL;
+    enum ctl_exit status = ctl_explain_find(&o->admin, args[0], &record);
+    if (status == CTL_OK) {
+        status = show(o, record);
+        json_decref(record);
+    }
     return status;
 }

@@ -3,7 +3,9 @@
 #include "common/base/mem.h"
 #include "ctl/bench.h"
 #include "ctl/command.h"
+#include "ctl/describe.h"
 #include "ctl/doctor.h"
+#include "ctl/drain.h"
 #include "ctl/explain.h"
 #include "ctl/get.h"
 #include "ctl/version.h"
@@ -11,6 +13,9 @@
 static const struct ctl_command commands[] = {
     {"get nodes", "", 0, &ctl_get_nodes_program, ctl_get_nodes},
     {"get requests", "", 0, &ctl_get_requests_program, ctl_get_requests},
+    {"describe node", "NODE", 1, &ctl_describe_node_program, ctl_describe_node},
+    {"describe request", "REQUEST", 1, &ctl_describe_request_program, ctl_describe_request},
+    {"drain", "NODE", 1, &ctl_drain_program, ctl_drain},
     {"explain", "REQUEST", 1, &ctl_explain_program, ctl_explain},
     {"doctor", "", 0, &ctl_doctor_program, ctl_doctor},
     {"bench engine", "", 0, &ctl_bench_engine_program, ctl_bench_engine},

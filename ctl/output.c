@@ -94,6 +94,20 @@ static void clean(char *cell, bool cut)
     }
 }
 
+void ctl_print_clean(const char *text, FILE *out)
+{
+    size_t len = strlen(text);
+    for (size_t at = 0; at < len;) {
+        size_t n = shown(text + at, len - at);
+        if (n == 0) {
+            (void)fputc('?', out);
+        } else {
+            (void)fwrite(text + at, 1, n, out);
+        }
+        at += n > 0 ? n : 1;
+    }
+}
+
 void ctl_table_cell(struct ctl_table *t, const char *fmt, ...)
 {
     va_list ap;
@@ -289,6 +303,11 @@ td_err ctl_yaml_print(const json_t *value, FILE *out)
 {
     yaml_value(value, 0, false, out);
     return TD_OK;
+}
+
+td_err ctl_document_print(const json_t *value, enum ctl_format format, FILE *out)
+{
+    return format == CTL_YAML ? ctl_yaml_print(value, out) : ctl_json_print(value, out);
 }
 
 /* ---- numbers ---- */

@@ -46,6 +46,12 @@ td_err ctl_json_print(const json_t *value, FILE *out) TD_MUST_CHECK;
 /* Objects keep their order; every string is quoted, so that "1e5" or "no" stays a string. */
 td_err ctl_yaml_print(const json_t *value, FILE *out) TD_MUST_CHECK;
 
+/* JSON or YAML, whichever the format says. */
+td_err ctl_document_print(const json_t *value, enum ctl_format format, FILE *out) TD_MUST_CHECK;
+
+/* Text of a server's in a line of ours: control characters become '?'. */
+void ctl_print_clean(const char *text, FILE *out);
+
 /* "850 us", "12.3 ms", "4.56 s", "3.2 min"; "-" when negative. Returns buf. */
 const char *ctl_format_us(int64_t us, char *buf, size_t cap);
 /* "512 B", "1.50 MiB". */

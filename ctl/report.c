@@ -98,7 +98,7 @@ static json_t *finding_json(const struct ctl_finding *f)
     return o;
 }
 
-td_err ctl_report_json(const struct ctl_report *r, FILE *out)
+td_err ctl_report_json(const struct ctl_report *r, enum ctl_format format, FILE *out)
 {
     json_t *checks = json_array();
     for (uint32_t i = 0; i < r->n; i++) {
@@ -107,7 +107,7 @@ td_err ctl_report_json(const struct ctl_report *r, FILE *out)
     json_t *doc = json_array_size(checks) != r->n
                       ? NULL
                       : json_pack("{s:b,s:O}", "ok", !ctl_report_failed(r), "checks", checks);
-    td_err err = doc != NULL ? ctl_json_print(doc, out) : TD_ERR_NO_MEMORY;
+    td_err err = doc != NULL ? ctl_document_print(doc, format, out) : TD_ERR_NO_MEMORY;
     json_decref(doc);
     json_decref(checks);
     return err;

@@ -12,6 +12,7 @@
 #include <stdio.h>
 
 #include "common/base/err.h"
+#include "ctl/output.h"
 
 #define CTL_REPORT_MAX    128
 #define CTL_REPORT_VALUES 4
@@ -52,6 +53,6 @@ void ctl_finding_value(struct ctl_finding *f, const char *name, double value);
 bool ctl_report_failed(const struct ctl_report *r);
 uint32_t ctl_report_count(const struct ctl_report *r, enum ctl_verdict verdict);
 /* {"ok":true,"checks":[{"check","verdict","detail","remedy",values...}]} */
-td_err ctl_report_json(const struct ctl_report *r, FILE *out) TD_MUST_CHECK;
+td_err ctl_report_json(const struct ctl_report *r, enum ctl_format format, FILE *out) TD_MUST_CHECK;
 
 #endif

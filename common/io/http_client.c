@@ -21,6 +21,7 @@ struct call {
     struct evhttp_connection *conn; /* owned */
     char host[256], target[TD_HTTP_CLIENT_MAX_URL];
     uint16_t port;
+    const char *type, *post; /* borrowed; of a POST, else NULL */
     size_t max_body;
     struct td_http_client_answer answer;
     bool finished;
@@ -174,14 +175,18 @@ static td_err send_request(struct call *c)
     }
     evhttp_request_set_error_cb(req, on_error);
     struct evkeyvalq *headers = evhttp_request_get_output_headers(req);
+    struct evbuffer *body = evhttp_request_get_output_buffer(req);
     if (evhttp_add_header(headers, "Host", authority) != 0 ||
-        evhttp_add_header(headers, "Connection", "close") != 0) {
+        evhttp_add_header(headers, "Connection", "close") != 0 ||
+        (c->post != NULL && (evhttp_add_header(headers, "Content-Type", c->type) != 0 ||
+                             evbuffer_add(body, c->post, strlen(c->post)) != 0))) {
         evhttp_request_free(req);
         return fail(c, TD_ERR_NO_MEMORY, "out of memory");
     }
     errno = 0;
     /* The request is libevent's from here, also on failure. */
-    int rc = evhttp_make_request(c->conn, req, EVHTTP_REQ_GET, c->target);
+    int rc = evhttp_make_request(c->conn, req, c->post != NULL ? EVHTTP_REQ_POST : EVHTTP_REQ_GET,
+                                 c->target);
     int dns = bufferevent_socket_get_dns_error(evhttp_connection_get_bufferevent(c->conn));
     if (dns != 0) {
         return fail(c, TD_ERR_ADDRESS, gai_strerror(dns));
@@ -207,12 +212,21 @@ static td_err run(struct call *c, const char *url, int64_t timeout_us)
 td_err td_http_client_get(const char *url, int64_t timeout_us, size_t max_body,
                           struct td_http_client_answer *out, char *err_text, size_t err_cap)
 {
+    return td_http_client_post(url, NULL, NULL, timeout_us, max_body, out, err_text, err_cap);
+}
+
+td_err td_http_client_post(const char *url, const char *type, const char *text, int64_t timeout_us,
+                           size_t max_body, struct td_http_client_answer *out, char *err_text,
+                           size_t err_cap)
+{
     struct call *c = td_zalloc(1, sizeof *c);
     if (c == NULL) {
         (void)snprintf(err_text, err_cap, "out of memory");
         return TD_ERR_NO_MEMORY;
     }
     c->max_body = max_body;
+    c->type = type;
+    c->post = text;
     td_err err = run(c, url, timeout_us);
     if (err == TD_OK) {
         *out = c->answer;

@@ -1,6 +1,6 @@
 /* http_client.h - one HTTP request to a tandem process's admin port, blocking: what tandemctl is built on.
  *
- * What: GET a URL of plain HTTP, wait for the whole answer, give it back. Any status is an answer.
+ * What: GET a URL of plain HTTP, or POST a text to it, wait for the whole answer, give it back. Any status is an answer.
  * Not: a client for a loop thread (it blocks), no TLS, no redirects, no kept connections.
  * Owner and thread: the caller; it makes an event base of its own for each call.
  * Bounds: TD_HTTP_CLIENT_MAX_HEAD bytes of headers, max_body bytes of body, timeout_us in all (looking the name up is the
@@ -30,6 +30,10 @@ struct td_http_client_answer {
 td_err td_http_client_get(const char *url, int64_t timeout_us, size_t max_body,
                           struct td_http_client_answer *out, char *err_text,
                           size_t err_cap) TD_MUST_CHECK;
+/* type: the Content-Type of `text`. */
+td_err td_http_client_post(const char *url, const char *type, const char *text, int64_t timeout_us,
+                           size_t max_body, struct td_http_client_answer *out, char *err_text,
+                           size_t err_cap) TD_MUST_CHECK;
 void td_http_client_answer_fini(struct td_http_client_answer *a);
 
 #endif

@@ -2,11 +2,12 @@
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import tempfile
 
-from harness import BUILD, SCRATCH, Stream, cluster, request, run, tiny_model, wait_for
+from harness import BUILD, SCRATCH, Stream, cluster, get, request, run, tiny_model, wait_for
 
 CTL = os.path.join(BUILD, "ctl", "tandemctl")
 OK, FAILED, USAGE, UNREACHABLE = 0, 1, 2, 3
@@ -116,7 +117,11 @@ def test_get_requests_shows_a_running_one():
         assert head.split()[:2] == ["RUNNING", "PHASE"] and row.split()[1] in ("prefill", "decode"), out
         nodes = json.loads(ctl("get", "nodes", "-ojson", router=router)[0])["nodes"]
         assert sum(n["inflight"] for n in nodes) >= 1
-        _, err = ctl("explain", row.split()[0], router=router, status=FAILED)
+        out, _ = ctl("explain", row.split()[0], router=router)
+        assert "still running" in out and "chosen" in out, out
+        out, _ = ctl("describe", "request", row.split()[0], router=router)
+        assert re.search(r"^Phase: +(prefill|decode)$", out, re.M) and "1. after" in out, out
+        _, err = ctl("explain", row.split()[0], "--svg", "-", router=router, status=FAILED)
         assert "still running" in err, err
         s.close()
 
@@ -144,10 +149,107 @@ def test_explain_draws_the_stages_of_a_request():
     for name in ("ctl-explained", answer["id"]):
         out, _ = ctl("explain", name)
         bars = {line[:14].strip(): line.split("|")[1] for line in out.splitlines() if "|" in line}
-        assert set(bars) == {"router queue", "prefill queue", "prefill", "transfer", "exposed", "decode queue", "decode"}
+        assert set(bars) == {"tokenise", "router queue", "prefill queue", "prefill", "transfer", "exposed", "decode queue",
+                             "decode"}
         assert "#" in bars["prefill"] and "#" in bars["decode"] and len(set(map(len, bars.values()))) == 1
         assert "tokens/s); total" in out
-    assert json.loads(ctl("explain", "ctl-explained", "-o", "json")[0])["request_id"] == "ctl-explained"
+        assert "lowest predicted completion of 2 pairs" in out
+        rows = [line.split() for line in out.splitlines() if line.startswith("prefill-0 ")]
+        assert {r[1] for r in rows} == {"decode-0", "decode-1"} and rows[0][-1] == "chosen", rows
+        assert re.search(r"later|as good", " ".join(rows[1])), rows[1]
+    record = json.loads(ctl("explain", "ctl-explained", "-o", "json")[0])
+    assert record["request_id"] == "ctl-explained"
+    pairs = record["tries"][0]["candidates"]
+    assert [c["chosen"] for c in pairs] == [True, False] and pairs[0]["score_us"] <= pairs[1]["score_us"]
+    assert yaml(ctl("explain", "ctl-explained", "-o", "yaml")[0]) == record
+
+
+def test_explain_names_the_attempt_that_failed_and_where():
+    with cluster(prefill=2, decode=1, prefill_args=["--fault", "step.pause=delay:us=300000"],
+                 router=["--request-timeout", "30"]) as cl:
+        router = f"http://127.0.0.1:{cl.router.port('admin')}"
+        s = Stream(cl.router.port("http"), max_tokens=4, ignore_eos=True)
+
+        def placed():
+            live = cl.admin("/requests")["live"]
+            return live[0]["prefill"] if live and live[0]["phase"] == "prefill" else None
+        wait_for(placed, 30, "the request to be placed")
+        dead = placed()
+        cl.nodes[dead].kill()
+        assert list(s.events()) and s.done
+        wait_for(lambda: cl.admin("/requests")["finished"], 30, "its end")
+        name = cl.admin("/requests")["finished"][0]["request_id"]
+        out, _ = ctl("explain", name, router=router)
+        lost = next(line for line in out.splitlines() if line.startswith("try 1, lost"))
+        assert "x" in lost.split("|")[1] and re.search(r"failed after .*: node_lost", out), out
+        assert out.count("lowest predicted completion") == 2 and dead in out, out
+        out, _ = ctl("describe", "request", name, router=router)
+        assert re.search(rf"1\. after .* on {dead} and decode-0.*failed after .*: node_lost", out), out
+
+
+def test_explain_writes_a_picture():
+    from xml.etree import ElementTree
+    ask("ctl-picture")
+    path = os.path.join(tempfile.mkdtemp(dir=SCRATCH), "x.svg")
+    out, _ = ctl("explain", "ctl-picture", "--svg", path)
+    assert "tokens/s); total" in out
+    svg = ElementTree.parse(path).getroot()
+    texts = ["".join(t.itertext()) for t in svg.iter("{http://www.w3.org/2000/svg}text")]
+    for want in ("prefill", "decode", "transfer", "Request ctl-picture", "computes"):
+        assert want in texts, texts
+    assert any(re.fullmatch(r"\d+ (us|ms|s)", t) for t in texts), texts
+    only, _ = ctl("explain", "ctl-picture", "--svg", "-")
+    ElementTree.fromstring(only)
+    ctl("explain", "ctl-picture", "--svg", "/nonexistent/x.svg", status=FAILED)
+
+
+# ---- describe, drain ----
+
+def test_describe_node_shows_its_pool_and_transfers():
+    ask("ctl-described")
+    out, _ = ctl("describe", "node", "prefill-0")
+    for want in (r"^Name: +prefill-0$", r"^State: +ready$", r"^  free +\d+ +\d+\.\d %$", r"^prefill-0 +decode-\d +\w+ +\d+ "):
+        assert re.search(want, out, re.M), (want, out)
+    node = json.loads(ctl("describe", "node", "prefill-0", "-o", "json")[0])
+    assert node["name"] == "prefill-0" and node["numerics"] and len(node["layout_id"]) == 16
+    assert yaml(ctl("describe", "node", node["epoch"], "-o", "yaml")[0])["admin"].startswith("http://")
+    _, err = ctl("describe", "node", "nobody", status=FAILED)
+    assert "no node nobody" in err, err
+
+
+def test_drain_lets_running_requests_finish_and_places_nothing_new():
+    with cluster(prefill=1, decode=2, decode_args=["--fault", "step.pause=delay:us=30000"]) as cl:
+        router = f"http://127.0.0.1:{cl.router.port('admin')}"
+        streams = [Stream(cl.router.port("http"), max_tokens=60, ignore_eos=True) for _ in range(4)]
+        events = [s.events() for s in streams]
+        for e in events:
+            next(e)
+        busy = [r["decode"] for r in cl.admin("/requests")["live"]]
+        assert set(busy) == {"decode-0", "decode-1"}, busy
+        out, _ = ctl("drain", "decode-0", "--why", "upgrade", router=router)
+        assert re.match(r"decode-0 is draining: [1-9]\d* requests run, \d+ wait there$", out), out
+        _, err = ctl("drain", "decode-0", "--wait", "--wait-timeout", "0.1", router=router, status=FAILED)
+        for i in range(3):
+            a = request(cl.router.port("http"), "POST", "/v1/completions", {"prompt": "hi", "max_tokens": 2},
+                        {"X-Request-ID": f"after-{i}"})
+            assert a.status == 200, a.body
+        out, _ = ctl("drain", "decode-0", "--wait", router=router)
+        assert out == "decode-0 is drained: nothing runs there\n", out
+        for s, e in zip(streams, events):
+            assert list(e) and s.done
+        ended = {r["request_id"]: r for r in cl.admin("/requests")["finished"]}
+        assert all(ended[f"after-{i}"]["decode"] == "decode-1" for i in range(3)), ended
+        assert all(r["code"] == "ok" and r["attempts"] == 1 for r in ended.values())
+        assert get(cl.nodes["decode-0"].port("admin"), "/readyz")[0] == 503 and cl.nodes["decode-0"].alive()
+        assert "drained" in ctl("describe", "node", "decode-0", router=router)[0]
+        out, _ = ctl("drain", "decode-0", "--undrain", "--wait", "-o", "json", router=router)
+        assert json.loads(out)["draining"] is False and get(cl.nodes["decode-0"].port("admin"), "/readyz")[0] == 200
+        node = cl.nodes["decode-1"]
+        ctl("drain", "decode-1", "--wait", router=router)
+        assert node.stop() == 0
+        wait_for(lambda: len(cl.admin("/nodes")["nodes"]) == 2, 30, "the router to part from it")
+        _, err = ctl("drain", "decode-1", router=router, status=FAILED)
+        assert "no node of this name" in err, err
 
 
 def test_explain_says_what_it_does_not_know():
@@ -205,25 +307,64 @@ def test_wrong_command_lines_are_2():
 
 def test_every_command_has_help():
     out, _ = ctl("--help")
-    commands = [line[2:22].split() for line in out.splitlines() if line.startswith("  ")]
+    commands = [line[2:28].split() for line in out.splitlines() if line.startswith("  ")]
     assert ["get", "nodes"] in commands and ["doctor"] in commands and ["bench", "engine"] in commands
     for words in commands:
         words = [w for w in words if w.islower()]
-        if words == ["completion", "bash"]:
+        if words[0] == "completion":
             continue
-        assert f"usage: tandemctl {' '.join(words)}" in ctl(*words, "--help")[0]
+        text = ctl(*words, "--help")[0]
+        assert f"usage: tandemctl {' '.join(words)}" in text and "Exit status: 0 done" in text
 
 
-def test_the_shell_completes_commands_flags_and_values():
+COMPLETIONS = ((["ge"], {"get"}), (["get", ""], {"nodes", "requests"}), (["get", "nodes", "--ou"], {"--output"}),
+               (["get", "nodes", "-o", "y"], {"yaml"}), (["bench", "engine", "--isa", "avx"], {"avx2", "avx512"}),
+               (["completion", ""], {"bash", "zsh", "fish"}), (["describe", "node", "pre"], {"prefill-0"}),
+               (["drain", "prefill-0", "--un"], {"--undrain"}))
+
+
+def shell(*argv):
+    env = dict(os.environ, TANDEM_ROUTER=ROUTER, PATH=f"{os.path.dirname(CTL)}:{os.environ['PATH']}", LC_ALL="C.UTF-8")
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stderr == "", done.stderr
+    return done.stdout
+
+
+def test_bash_completes_commands_flags_values_and_nodes():
     script, _ = ctl("completion", "bash")
-    ctl("completion", "fish", status=USAGE)
-    for line, want in ((["ge"], {"get"}), (["get", ""], {"nodes", "requests"}), (["get", "nodes", "--ou"], {"--output"}),
-                       (["get", "nodes", "-o", "y"], {"yaml"}), (["doctor", "--model", "x"], set()),
-                       (["bench", "engine", "--isa", "avx"], {"avx2", "avx512"}), (["completion", ""], {"bash"})):
+    ctl("completion", "tcsh", status=USAGE)
+    for line, want in (*COMPLETIONS, (["doctor", "--model", "x"], set()), (["drain", "--why", "x"], set())):
         words = " ".join(f"'{w}'" for w in ["tandemctl", *line])
-        done = subprocess.run(["bash", "-c", f"{script}\nCOMP_WORDS=({words}); COMP_CWORD={len(line)}; _tandemctl; "
-                               'printf "%s\\n" "${COMPREPLY[@]}"'], capture_output=True, text=True, check=True)
-        assert set(done.stdout.split()) == want, (line, done.stdout, done.stderr)
+        out = shell("bash", "-c", f"{script}\nCOMP_WORDS=({words}); COMP_CWORD={len(line)}; _tandemctl; "
+                    'printf "%s\\n" "${COMPREPLY[@]}"')
+        assert set(out.split()) == want, (line, out)
+
+
+def test_zsh_completes_the_same():
+    if shutil.which("zsh") is None:
+        print("# zsh is not installed; ./dev check shells installs it")
+        return
+    script, _ = ctl("completion", "zsh")
+    for line, want in COMPLETIONS:
+        words = " ".join(f"'{w}'" for w in ["tandemctl", *line])
+        out = shell("zsh", "-f", "-c", f"compadd() {{ shift; print -l -- $@ }}\n{script}\nwords=({words}); "
+                    f"CURRENT={len(line) + 1}; _tandemctl")
+        assert {w for w in out.split() if w.startswith(line[-1])} == want, (line, out)
+    out = shell("zsh", "-f", "-c", f"_files() {{ print files }}\n{script}\nwords=(tandemctl doctor --model x); CURRENT=4; "
+                "_tandemctl")
+    assert out == "files\n", out
+
+
+def test_fish_completes_the_same():
+    if shutil.which("fish") is None:
+        print("# fish is not installed; ./dev check shells installs it")
+        return
+    script = os.path.join(tempfile.mkdtemp(dir=SCRATCH), "tandemctl.fish")
+    with open(script, "w", encoding="utf-8") as f:
+        f.write(ctl("completion", "fish")[0])
+    for line, want in COMPLETIONS:
+        out = shell("fish", "--no-config", "-c", f"source {script}; complete -C 'tandemctl {' '.join(line)}'")
+        assert {w.split("\t")[0] for w in out.splitlines()} == want, (line, out)
 
 
 # ---- doctor, bench ----

@@ -19,7 +19,7 @@ static void the_document_names_cpu_model_and_every_case(void **state)
     for (int i = 0; i < TD_BENCH_CASES; i++) {
         result.cases[i] = (struct td_bench_case){"case", 10.04, 11.06, 9};
     }
-    CAPTURE(text, out, assert_int_equal(ctl_bench_json(&setup, &result, out), TD_OK));
+    CAPTURE(text, out, assert_int_equal(ctl_bench_json(&setup, &result, CTL_JSON, out), TD_OK));
     json_t *doc = json_loads(text, 0, NULL);
     assert_string_equal(json_string_value(json_object_get(doc, "cpu")), "Some CPU");
     assert_int_equal(strncmp(json_string_value(json_object_get(doc, "model_id")), "ab00", 4), 0);

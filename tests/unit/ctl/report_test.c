@@ -50,7 +50,7 @@ static void json_has_every_finding_with_its_figures(void **state)
     struct ctl_finding *f = ctl_report_add(&report, CTL_V_OK, "ucx sm", NULL, "shm");
     ctl_finding_value(f, "gb_per_s", 1.5);
     ctl_report_add(&report, CTL_V_WARN, "cores", "more", "1 \"online\"");
-    CAPTURE(text, out, assert_int_equal(ctl_report_json(&report, out), TD_OK));
+    CAPTURE(text, out, assert_int_equal(ctl_report_json(&report, CTL_JSON, out), TD_OK));
     json_t *doc = json_loads(text, 0, NULL);
     const json_t *checks = json_object_get(doc, "checks");
     assert_true(json_is_true(json_object_get(doc, "ok")));
@@ -76,7 +76,7 @@ static void texts_are_cut_to_fit_and_cannot_steer_a_terminal(void **state)
     assert_string_equal(f->check, "?[2J");
     assert_string_equal(f->remedy, "?");
     assert_string_equal(f->detail, "??? gr\xc3\xbc");
-    CAPTURE(text, out, assert_int_equal(ctl_report_json(&report, out), TD_OK));
+    CAPTURE(text, out, assert_int_equal(ctl_report_json(&report, CTL_JSON, out), TD_OK));
     free(text);
 }
 

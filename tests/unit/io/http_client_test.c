@@ -16,9 +16,10 @@
 struct server {
     int fd;
     uint16_t port;
-    const char *say; /* the answer; NULL: none */
-    size_t pad;      /* then so many 'x' */
-    bool hold;       /* keep the connection open until the client leaves */
+    const char *say;   /* the answer; NULL: none */
+    size_t pad;        /* then so many 'x' */
+    const char *until; /* reads the request so far; NULL: its head */
+    bool hold;         /* keep the connection open until the client leaves */
     char request[4096];
     pthread_t thread;
 };
@@ -38,7 +39,8 @@ static void send_all(int fd, const char *data, size_t n)
 static void read_head(struct server *s, int fd)
 {
     size_t n = 0;
-    while (n + 1 < sizeof s->request && strstr(s->request, "\r\n\r\n") == NULL) {
+    while (n + 1 < sizeof s->request &&
+           strstr(s->request, s->until != NULL ? s->until : "\r\n\r\n") == NULL) {
         ssize_t got = recv(fd, s->request + n, sizeof s->request - 1 - n, 0);
         if (got <= 0) {
             return;
@@ -123,6 +125,27 @@ static void an_answer_comes_whole_with_its_status(void **state)
     assert_int_equal(strncmp(s.request, "GET /nodes?x=1 HTTP/1.1\r\n", 25), 0);
     assert_non_null(strstr(s.request, "Host: 127.0.0.1:"));
     assert_non_null(strstr(s.request, "Connection: close\r\n"));
+}
+
+static void a_text_is_posted_with_its_type_and_length(void **state)
+{
+    (void)state;
+    struct server s = {.say = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok",
+                       .until = "{\"a\":1}"};
+    struct td_http_client_answer a;
+    char url[64], why[160] = "";
+    start(&s);
+    (void)snprintf(url, sizeof url, "http://127.0.0.1:%u/drain", s.port);
+    assert_int_equal(td_http_client_post(url, "application/json", "{\"a\":1}", 20 * SECOND, 100, &a,
+                                         why, sizeof why),
+                     TD_OK);
+    stop(&s);
+    assert_int_equal(a.status, 200);
+    assert_int_equal(strncmp(s.request, "POST /drain HTTP/1.1\r\n", 22), 0);
+    assert_non_null(strstr(s.request, "Content-Type: application/json\r\n"));
+    assert_non_null(strstr(s.request, "Content-Length: 7\r\n"));
+    assert_non_null(strstr(s.request, "\r\n\r\n{\"a\":1}"));
+    td_http_client_answer_fini(&a);
 }
 
 static void a_url_without_a_path_asks_for_the_root(void **state)
@@ -282,6 +305,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(an_answer_comes_whole_with_its_status),
+        cmocka_unit_test(a_text_is_posted_with_its_type_and_length),
         cmocka_unit_test(a_url_without_a_path_asks_for_the_root),
         cmocka_unit_test(any_status_is_an_answer),
         cmocka_unit_test(chunks_and_bodies_that_end_with_the_connection_are_read),

@@ -1,0 +1,67 @@
+/* What a drain asks for and when it is over. */
+#include "ctl/drain.h"
+
+#include <string.h>
+
+#include "tests/unit/check.h"
+
+static void nodes_are_found_by_epoch_or_by_name(void **state)
+{
+    (void)state;
+    json_t *doc = json_loads("{\"nodes\":[{\"name\":\"p0\",\"epoch\":\"aa\"},5,"
+                             "{\"name\":\"p0\",\"epoch\":\"bb\"},{\"name\":\"d0\"}]}",
+                             0, NULL);
+    assert_string_equal(json_string_value(json_object_get(ctl_drain_find(doc, "aa"), "epoch")),
+                        "aa");
+    assert_string_equal(json_string_value(json_object_get(ctl_drain_find(doc, "p0"), "epoch")),
+                        "bb");
+    assert_non_null(ctl_drain_find(doc, "d0"));
+    assert_null(ctl_drain_find(doc, "d1"));
+    json_decref(doc);
+    assert_null(ctl_drain_find(NULL, "x"));
+}
+
+static bool done(const char *node, bool undrain)
+{
+    json_t *n = json_loads(node, 0, NULL);
+    bool yes = ctl_drain_done(n, undrain);
+    json_decref(n);
+    return yes;
+}
+
+static void a_drain_is_over_when_the_node_says_so(void **state)
+{
+    (void)state;
+    assert_true(done("{\"draining\":true,\"drained\":true}", false));
+    assert_false(done("{\"draining\":true,\"drained\":false}", false));
+    assert_false(done("{}", false)); /* an older router: never by silence */
+    assert_true(done("{\"ready\":true,\"draining\":false}", true));
+    assert_false(done("{\"ready\":true,\"draining\":true}", true));
+    assert_false(done("{\"ready\":false,\"draining\":false}", true));
+    assert_false(done("{}", true));
+}
+
+static void the_body_says_what_was_asked(void **state)
+{
+    (void)state;
+    json_t *b = ctl_drain_body("p\"0", false, 1.5, "upgrade");
+    assert_string_equal(json_string_value(json_object_get(b, "node")), "p\"0");
+    assert_true(json_is_false(json_object_get(b, "undo")));
+    assert_int_equal(json_integer_value(json_object_get(b, "limit_ms")), 1500);
+    assert_string_equal(json_string_value(json_object_get(b, "why")), "upgrade");
+    json_decref(b);
+    b = ctl_drain_body("p0", true, 0, "");
+    assert_true(json_is_true(json_object_get(b, "undo")));
+    json_decref(b);
+    assert_null(ctl_drain_body("\xff", true, 0, "")); /* no UTF-8 */
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(nodes_are_found_by_epoch_or_by_name),
+        cmocka_unit_test(a_drain_is_over_when_the_node_says_so),
+        cmocka_unit_test(the_body_says_what_was_asked),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
