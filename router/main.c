@@ -19,11 +19,11 @@ struct options {
     char *model, *chat_template, *host, *admin_host, *api_key_file, *cluster_key_file, *name,
         *port_file;
     struct td_str_list served_names, nodes;
-    int64_t port, admin_port, max_model_len, max_requests, queue_size, queue_bytes, node_queue,
-        max_body, planned_prefill, planned_decode;
+    int64_t port, admin_port, grpc_port, max_model_len, max_requests, queue_size, queue_bytes,
+        node_queue, max_body, planned_prefill, planned_decode;
     double budget_s, pair_wait_s, ping_s, drain_s, time_scale;
     int policy, log_level, log_format;
-    bool resume, strict_pairs;
+    bool resume, strict_pairs, grpc;
 };
 
 #define OPT(n, t, d, u, lo, hi, ch, cls, h, f)                                                     \
@@ -53,8 +53,11 @@ static const struct td_opt opts[] = {
         "where operators and Prometheus connect", admin_host),
     OPT("admin-port", INT, "8001", "", 0, 65535, NULL, BOOT,
         "admin and metrics port; 0 picks a free one", admin_port),
+    OPT("grpc-port", INT, "8002", "", 0, 65535, NULL, BOOT,
+        "gRPC port for clients, on --host; 0 picks a free one", grpc_port),
+    OPT("grpc", BOOL, "true", "", 0, 0, NULL, BOOT, "serve gRPC", grpc),
     OPT("port-file", STRING, "", "path", 0, 0, NULL, BOOT,
-        "writes 'http PORT' and 'admin PORT' there when listening", port_file),
+        "writes 'http PORT', 'admin PORT' and 'grpc PORT' there when listening", port_file),
     OPT("api-key-file", STRING, "", "path", 0, 0, NULL, BOOT,
         "lines 'key-id sha256 tenant priority-ceiling requests/s concurrent tokens/min'; empty: "
         "open to all",
@@ -145,6 +148,9 @@ static td_err write_ports(const struct app *a)
     FILE *f = fopen(tmp, "we");
     bool ok = f != NULL && fprintf(f, "http %u\nadmin %u\n", rt_shell_port(a->shell),
                                    rt_shell_admin_port(a->shell)) > 0;
+    if (ok && a->o.grpc) {
+        ok = fprintf(f, "grpc %u\n", rt_shell_grpc_port(a->shell)) > 0;
+    }
     ok = f != NULL && fclose(f) == 0 && ok;
     if (!ok || rename(tmp, a->o.port_file) != 0) {
         TD_LOG(ERROR, "cannot write the port file", "path=%s", a->o.port_file);
@@ -170,6 +176,8 @@ static td_err make_shell(struct app *a, const struct td_link_key *keys, uint32_t
         .admin_host = o->admin_host,
         .port = (uint16_t)o->port,
         .admin_port = (uint16_t)o->admin_port,
+        .grpc_port = (uint16_t)o->grpc_port,
+        .grpc = o->grpc,
         .api_key_file = o->api_key_file,
         .node_urls = (const char *const *)o->nodes.items,
         .n_node_urls = o->nodes.count,

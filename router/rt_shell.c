@@ -342,6 +342,7 @@ static td_err make_all(struct rt_shell *s)
     TD_TRY(rt_metrics_create(s, &s->metrics));
     TD_TRY(make_links(s));
     TD_TRY(make_http(s));
+    TD_TRY(rt__grpc_create(s, &s->grpc));
     td_timer_set(s->sweep_timer, td_now_us() + SWEEP_US);
     return TD_OK;
 }
@@ -381,8 +382,9 @@ td_err rt_shell_create(const struct rt_shell_params *p, struct rt_shell **out_sh
         return err;
     }
     TD_LOG(INFO, "router ready for clients",
-           "name=%s epoch=%016" PRIx64 " http=%s:%u admin=%s:%u nodes=%u", p->name, s->epoch,
-           p->host, rt_shell_port(s), p->admin_host, rt_shell_admin_port(s), p->n_node_urls);
+           "name=%s epoch=%016" PRIx64 " http=%s:%u grpc=%u admin=%s:%u nodes=%u", p->name,
+           s->epoch, p->host, rt_shell_port(s), rt_shell_grpc_port(s), p->admin_host,
+           rt_shell_admin_port(s), p->n_node_urls);
     *out_shell = s;
     return TD_OK;
 }
@@ -392,6 +394,7 @@ struct rt_shell *rt_shell_destroy(struct rt_shell *s)
     if (s == NULL) {
         return NULL;
     }
+    rt__grpc_destroy(s->grpc); /* its clients let go while everything else is still there */
     td_http_server_destroy(s->http);
     td_http_server_destroy(s->admin);
     td_link_nng_destroy(s->links);
@@ -423,17 +426,23 @@ uint16_t rt_shell_admin_port(const struct rt_shell *s)
     return td_http_server_port(s->admin);
 }
 
+uint16_t rt_shell_grpc_port(const struct rt_shell *s)
+{
+    return rt__grpc_port(s->grpc);
+}
+
 void rt_shell_drain(struct rt_shell *s)
 {
     struct rt_event ev = {.type = RT_EV_DRAIN};
     s->draining = true;
     rt__shell_event(s, &ev, NULL);
     td_http_server_drain(s->http);
+    rt__grpc_drain(s->grpc);
 }
 
 bool rt_shell_idle(const struct rt_shell *s)
 {
-    return s->n_clients == 0 && td_http_server_busy(s->http) == 0;
+    return s->n_clients == 0 && td_http_server_busy(s->http) == 0 && rt__grpc_busy(s->grpc) == 0;
 }
 
 void rt_shell_bye(struct rt_shell *s)
@@ -444,7 +453,8 @@ void rt_shell_bye(struct rt_shell *s)
 
 bool rt_shell_gone(const struct rt_shell *s)
 {
-    return td_link_nng_idle(s->links) && td_http_server_busy(s->http) == 0;
+    return td_link_nng_idle(s->links) && td_http_server_busy(s->http) == 0 &&
+           rt__grpc_busy(s->grpc) == 0;
 }
 
 bool rt_shell_ready(const struct rt_shell *s)

@@ -1,7 +1,7 @@
 /* rt_shell.h - the router as a part of a process: HTTP in front, control links behind, the pure
  * core between.
  *
- * What: owns the HTTP servers (public and admin), the links to the nodes, the tokenising thread,
+ * What: owns the HTTP servers (public and admin), gRPC, the links to the nodes, the tokenising thread,
  * the core and its timer, metrics and the ring of finished requests. tandem-router is this and a
  * main(); a node with --role both has one inside. Owner: main(). Thread: loop. Failure: creation
  * fails with an error, logged; afterwards only single requests fail.
@@ -9,6 +9,7 @@
 #ifndef ROUTER_RT_SHELL_H
 #define ROUTER_RT_SHELL_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "common/base/err.h"
@@ -25,7 +26,8 @@ struct rt_shell_params {
     uint32_t n_served_names;
     uint32_t max_model_len; /* 0: the model's */
     const char *host, *admin_host;
-    uint16_t port, admin_port;
+    uint16_t port, admin_port, grpc_port;
+    bool grpc; /* listen for gRPC on host:grpc_port */
     const char *api_key_file;
     const char *const *node_urls; /* tcp://host:port of nodes' control ports */
     uint32_t n_node_urls;
@@ -51,6 +53,8 @@ td_err rt_shell_create(const struct rt_shell_params *p, struct rt_shell **out_sh
 struct rt_shell *rt_shell_destroy(struct rt_shell *s);
 uint16_t rt_shell_port(const struct rt_shell *s);
 uint16_t rt_shell_admin_port(const struct rt_shell *s);
+/* 0: gRPC is off. */
+uint16_t rt_shell_grpc_port(const struct rt_shell *s);
 /* No new requests; what runs goes on. */
 void rt_shell_drain(struct rt_shell *s);
 /* True when nothing runs and nothing is left to be written. */

@@ -1,5 +1,5 @@
 /* rt_shell_int.h - what the parts of the router shell share: rt_shell.c (life, links, core),
- * rt_client.c (one answer), rt_http.c (routes), rt_metrics.c (figures), rt_history.c (finished
+ * rt_client.c (one answer), rt_http.c (routes), rt_grpc.c (services), rt_metrics.c (figures), rt_history.c (finished
  * requests). Not for others.
  */
 #ifndef ROUTER_RT_SHELL_INT_H
@@ -21,6 +21,7 @@
 #define RT_MAX_CANCELS RT_MAX_REQUESTS /* a choice asks once */
 
 struct rt_client;
+struct rt_grpc;
 
 struct rt_shell {
     struct rt_shell_params p;
@@ -38,6 +39,7 @@ struct rt_shell {
     struct td_wire_router_info info; /* what nodes are told of us */
     struct td_link_fit_at_router fit;
     struct td_http_server *http, *admin;
+    struct rt_grpc *grpc;
     struct td_timer *core_timer, *sweep_timer;
     struct rt_metrics *metrics;
     struct rt_history *history;
@@ -79,6 +81,13 @@ void rt__clients_sweep(struct rt_shell *s, int64_t now_us);
 /* Ends every answer still owed with an error. */
 void rt__clients_fail(struct rt_shell *s, td_err err, const char *text);
 void rt__clients_destroy(struct rt_shell *s);
+
+/* rt_grpc.c; port 0 and never busy when gRPC is off */
+td_err rt__grpc_create(struct rt_shell *s, struct rt_grpc **out_grpc) TD_MUST_CHECK;
+struct rt_grpc *rt__grpc_destroy(struct rt_grpc *g);
+void rt__grpc_drain(struct rt_grpc *g);
+uint32_t rt__grpc_busy(const struct rt_grpc *g);
+uint16_t rt__grpc_port(const struct rt_grpc *g);
 
 /* rt_http.c */
 void rt__http_public(void *arg, struct td_http_exchange *x);

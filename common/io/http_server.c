@@ -7,33 +7,25 @@
 #define TD_LOG_ROOM "io"
 #include "common/io/http_server.h"
 
-#include <arpa/inet.h>
-#include <errno.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include <event2/buffer.h>
 #include <event2/bufferevent.h>
 #include <event2/event.h>
-#include <event2/listener.h>
 
 #include "common/base/assert.h"
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "common/base/mem.h"
+#include "common/io/acceptor.h"
 
 #define HC_MAGIC          0x48545031u
 #define INPUT_HIGH        (64u << 10)
 #define OUTPUT_HIGH       (256u << 10) /* unsent answers: the next request waits for them */
 #define REQUESTS_PER_PASS 16           /* pipelined ones of one connection */
 #define LINGER_US         2000000
-#define ACCEPT_RETRY_US   100000
-#define MAX_FILES         65536
 
 enum conn_state {
     HC_READING,   /* a request, or the wait for one */
@@ -61,19 +53,15 @@ struct td_http_exchange {
     bool keep_alive, head_only, sent_continue, processing;
     void (*gone)(void *arg);
     void *gone_arg;
-    struct in6_addr address;
-    char peer[64];
+    struct td_peer peer;
 };
 
 struct td_http_server {
     struct td_http_server_params p;
-    char host[64];
-    struct evconnlistener *listener; /* owned */
-    struct td_timer *accept_retry;   /* owned */
-    size_t body_bytes;               /* of requests not answered yet */
+    struct td_acceptor *acceptor; /* owned */
+    size_t body_bytes;            /* of requests not answered yet */
     struct td_http_exchange *conns, *dead;
     struct event *reaper; /* owned: frees dead connections outside of their callbacks */
-    uint16_t port;
     bool draining;
     struct td_http_server_stats stats;
 };
@@ -136,7 +124,7 @@ static void unlink_conn(struct td_http_exchange *x)
     if (x->next != NULL) {
         x->next->prev = x->prev;
     }
-    s->stats.open--;
+    td_acceptor_left(s->acceptor, &x->peer);
 }
 
 /* The body grew, or is gone. */
@@ -205,7 +193,7 @@ static bool put(struct td_http_exchange *x, const void *data, size_t len)
     x->server->stats.response_bytes += len;
     x->put_bytes += len;
     if (len > 0 && evbuffer_add(output(x), data, len) != 0) {
-        TD_LOG(WARN, "out of memory for an answer", "peer=%s, closing", x->peer);
+        TD_LOG(WARN, "out of memory for an answer", "peer=%s, closing", x->peer.name);
         kill_conn(x);
         return false;
     }
@@ -369,8 +357,8 @@ static void answer_error(struct td_http_exchange *x, td_err err, const char *tex
     if (x->server->p.error_body != NULL) {
         x->server->p.error_body(err, text, &body);
     }
-    TD_LOG(INFO, "request refused by the guard", "peer=%s status=%d text=\"%s\"", x->peer, status,
-           text);
+    TD_LOG(INFO, "request refused by the guard", "peer=%s status=%d text=\"%s\"", x->peer.name,
+           status, text);
     x->keep_alive = x->head_only = false;
     x->state = HC_ANSWERING;
     x->gone = NULL;
@@ -505,7 +493,7 @@ static void write_due(struct td_http_exchange *x)
     x->sent_seen = sent;
     bool stalled = now - x->phase_since_us >= x->server->p.write_stall_us;
     if (stalled || (x->state == HC_STREAMING && unsent > x->server->p.high_water)) {
-        TD_LOG(INFO, "client does not read", "peer=%s unsent=%zu, closing", x->peer, unsent);
+        TD_LOG(INFO, "client does not read", "peer=%s unsent=%zu, closing", x->peer.name, unsent);
         kill_conn(x);
         return;
     }
@@ -543,173 +531,54 @@ static void on_timer(void *arg)
 
 /* ---- listening ---- */
 
-static void name_peer(struct td_http_exchange *x, const struct sockaddr *sa)
+static struct td_peer *take(void *arg, struct bufferevent *bev, const struct td_peer *who)
 {
-    char text[INET6_ADDRSTRLEN] = "?";
-    unsigned port = 0;
-    if (sa->sa_family == AF_INET) {
-        const struct sockaddr_in *in = (const struct sockaddr_in *)(const void *)sa;
-        (void)inet_ntop(AF_INET, &in->sin_addr, text, sizeof text);
-        memcpy(&x->address, &in->sin_addr, sizeof in->sin_addr);
-        port = ntohs(in->sin_port);
-    } else if (sa->sa_family == AF_INET6) {
-        const struct sockaddr_in6 *in = (const struct sockaddr_in6 *)(const void *)sa;
-        (void)inet_ntop(AF_INET6, &in->sin6_addr, text, sizeof text);
-        x->address = in->sin6_addr;
-        port = ntohs(in->sin6_port);
-    }
-    (void)snprintf(x->peer, sizeof x->peer, "%s:%u", text, port);
-}
-
-static bool over_limits(const struct td_http_server *s, const struct td_http_exchange *fresh)
-{
-    if (s->stats.open >= s->p.max_connections) {
-        return true;
-    }
-    uint32_t same = 0;
-    for (const struct td_http_exchange *x = s->conns;
-         s->p.max_per_address < s->p.max_connections && x != NULL; x = x->next) {
-        same += memcmp(&x->address, &fresh->address, sizeof x->address) == 0 ? 1 : 0;
-    }
-    return same >= s->p.max_per_address;
-}
-
-static void on_accept(struct evconnlistener *l, evutil_socket_t fd, struct sockaddr *sa, int len,
-                      void *arg)
-{
-    (void)l;
-    (void)len;
     struct td_http_server *s = arg;
-    int one = 1;
     struct td_http_exchange *x = td_zalloc(1, sizeof *x);
-    if (x == NULL) {
-        evutil_closesocket(fd);
-        return;
-    }
-    name_peer(x, sa);
-    x->server = s;
-    td_http_parser_init(&x->parser, &s->p.limits);
-    bool ok =
-        !over_limits(s, x) && td_timer_create(s->p.loop, "http", on_timer, x, &x->timer) == TD_OK;
-    x->bev = ok ? bufferevent_socket_new(td_loop_event_base(s->p.loop), fd, BEV_OPT_CLOSE_ON_FREE)
-                : NULL;
-    if (x->bev == NULL) {
-        s->stats.refused_connections++;
-        evutil_closesocket(fd);
-        free_conn(x);
-        return;
+    if (x == NULL || td_timer_create(s->p.loop, "http", on_timer, x, &x->timer) != TD_OK) {
+        free(x);
+        return NULL;
     }
     x->magic = HC_MAGIC;
-    (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    x->peer = *who;
+    x->server = s;
+    x->bev = bev;
+    td_http_parser_init(&x->parser, &s->p.limits);
     x->next = s->conns;
     if (s->conns != NULL) {
         s->conns->prev = x;
     }
     s->conns = x;
-    s->stats.open++;
     s->stats.connections++;
     bufferevent_setwatermark(x->bev, EV_READ, 0, INPUT_HIGH);
     bufferevent_setcb(x->bev, on_read, on_written, on_event, x);
     (void)bufferevent_enable(x->bev, EV_READ | EV_WRITE);
     td_timer_set(x->timer, td_now_us() + s->p.head_deadline_us);
-}
-
-static void on_accept_retry(void *arg)
-{
-    struct td_http_server *s = arg;
-    if (s->listener != NULL) {
-        (void)evconnlistener_enable(s->listener);
-    }
-}
-
-/* Out of descriptors: the waiting connection stays, so without a pause this would come again at
- * once, for ever. */
-static void on_accept_error(struct evconnlistener *l, void *arg)
-{
-    struct td_http_server *s = arg;
-    TD_LOG(WARN, "cannot accept a connection, trying again", "host=%s port=%u errno=%d (%s)",
-           s->host, (unsigned)s->port, errno, strerrordesc_np(errno));
-    (void)evconnlistener_disable(l);
-    td_timer_set(s->accept_retry, td_now_us() + ACCEPT_RETRY_US);
-}
-
-/* Shells give 1024 descriptors, one for each client. */
-static void raise_file_limit(void)
-{
-    struct rlimit r;
-    if (getrlimit(RLIMIT_NOFILE, &r) == 0 && r.rlim_cur < MAX_FILES && r.rlim_cur < r.rlim_max) {
-        r.rlim_cur = r.rlim_max < MAX_FILES ? r.rlim_max : MAX_FILES;
-        (void)setrlimit(RLIMIT_NOFILE, &r);
-    }
-}
-
-static td_err resolve(const char *host, uint16_t port, struct sockaddr_storage *out, int *out_len)
-{
-    struct sockaddr_in *v4 = (struct sockaddr_in *)(void *)out;
-    struct sockaddr_in6 *v6 = (struct sockaddr_in6 *)(void *)out;
-    memset(out, 0, sizeof *out);
-    if (strcmp(host, "localhost") == 0) {
-        host = "127.0.0.1";
-    }
-    if (inet_pton(AF_INET, host, &v4->sin_addr) == 1) {
-        v4->sin_family = AF_INET;
-        v4->sin_port = htons(port);
-        *out_len = sizeof *v4;
-        return TD_OK;
-    }
-    if (inet_pton(AF_INET6, host, &v6->sin6_addr) == 1) {
-        v6->sin6_family = AF_INET6;
-        v6->sin6_port = htons(port);
-        *out_len = sizeof *v6;
-        return TD_OK;
-    }
-    TD_LOG(ERROR, "listen address must be a numeric address", "host=%s", host);
-    return TD_ERR_ADDRESS;
-}
-
-static uint16_t bound_port(int fd)
-{
-    struct sockaddr_in6 sa = {
-        0}; /* an IPv4 address is shorter and has its port at the same place */
-    socklen_t len = sizeof sa;
-    if (getsockname(fd, (struct sockaddr *)&sa, &len) != 0) {
-        return 0;
-    }
-    return ntohs(sa.sin6_port);
+    return &x->peer;
 }
 
 td_err td_http_server_create(const struct td_http_server_params *p,
                              struct td_http_server **out_server)
 {
-    struct sockaddr_storage sa;
-    int len = 0;
-    TD_TRY(resolve(p->host, p->port, &sa, &len));
     struct td_http_server *s = td_zalloc(1, sizeof *s);
     if (s == NULL) {
         return TD_ERR_NO_MEMORY;
     }
     s->p = *p;
-    (void)snprintf(s->host, sizeof s->host, "%s", p->host);
-    s->p.host = s->host;
-    (void)signal(SIGPIPE, SIG_IGN);
-    raise_file_limit();
-    struct event_base *base = td_loop_event_base(p->loop);
-    if (td_timer_create(p->loop, "http accept", on_accept_retry, s, &s->accept_retry) != TD_OK) {
+    s->p.host = NULL; /* the acceptor's matter */
+    struct td_acceptor_params ap = {.loop = p->loop,
+                                    .host = p->host,
+                                    .port = p->port,
+                                    .max_connections = p->max_connections,
+                                    .max_per_address = p->max_per_address,
+                                    .take = take,
+                                    .arg = s};
+    s->reaper = event_new(td_loop_event_base(p->loop), -1, 0, reap, s);
+    td_err err = s->reaper != NULL ? td_acceptor_create(&ap, &s->acceptor) : TD_ERR_NO_MEMORY;
+    if (err != TD_OK) {
         td_http_server_destroy(s);
-        return TD_ERR_NO_MEMORY;
+        return err;
     }
-    s->reaper = event_new(base, -1, 0, reap, s);
-    s->listener = evconnlistener_new_bind(
-        base, on_accept, s, LEV_OPT_CLOSE_ON_FREE | LEV_OPT_REUSEABLE | LEV_OPT_CLOSE_ON_EXEC, 512,
-        (struct sockaddr *)&sa, len);
-    if (s->reaper == NULL || s->listener == NULL) {
-        TD_LOG(ERROR, "cannot listen", "host=%s port=%u errno=%d (%s): choose a free port or 0",
-               p->host, (unsigned)p->port, errno, strerrordesc_np(errno));
-        td_http_server_destroy(s);
-        return TD_ERR_ADDRESS;
-    }
-    s->port = bound_port(evconnlistener_get_fd(s->listener));
-    evconnlistener_set_error_cb(s->listener, on_accept_error);
     *out_server = s;
     return TD_OK;
 }
@@ -719,9 +588,6 @@ struct td_http_server *td_http_server_destroy(struct td_http_server *s)
     if (s == NULL) {
         return NULL;
     }
-    if (s->listener != NULL) {
-        evconnlistener_free(s->listener);
-    }
     while (s->conns != NULL) {
         s->conns->gone = NULL;
         kill_conn(s->conns);
@@ -730,23 +596,20 @@ struct td_http_server *td_http_server_destroy(struct td_http_server *s)
         reap(-1, 0, s);
         event_free(s->reaper);
     }
-    td_timer_destroy(s->accept_retry);
+    td_acceptor_destroy(s->acceptor);
     free(s);
     return NULL;
 }
 
 uint16_t td_http_server_port(const struct td_http_server *s)
 {
-    return s->port;
+    return td_acceptor_port(s->acceptor);
 }
 
 void td_http_server_drain(struct td_http_server *s)
 {
     s->draining = true;
-    if (s->listener != NULL) {
-        evconnlistener_free(s->listener);
-        s->listener = NULL;
-    }
+    td_acceptor_stop(s->acceptor);
     struct td_http_exchange *next = NULL;
     for (struct td_http_exchange *x = s->conns; x != NULL; x = next) {
         next = x->next;
@@ -769,6 +632,8 @@ uint32_t td_http_server_busy(const struct td_http_server *s)
 void td_http_server_stats(const struct td_http_server *s, struct td_http_server_stats *out)
 {
     *out = s->stats;
+    out->open = td_acceptor_open(s->acceptor);
+    out->refused_connections = td_acceptor_refused(s->acceptor);
 }
 
 const struct td_http_request *td_http_exchange_request(const struct td_http_exchange *x)
@@ -778,7 +643,7 @@ const struct td_http_request *td_http_exchange_request(const struct td_http_exch
 
 const char *td_http_exchange_peer(const struct td_http_exchange *x)
 {
-    return x->peer;
+    return x->peer.name;
 }
 
 void td_http_exchange_on_gone(struct td_http_exchange *x, void (*fn)(void *arg), void *arg)

@@ -138,7 +138,8 @@ class Cluster:
     def make_router(self, name="router"):
         argv = [self.binary("tandem-router"), "--model", self.model, "--served-model-name", self.served,
                 "--cluster-key-file", self.key_file, "--name", name,
-                "--port", str(self.ports.get("http", 0)), "--admin-port", str(self.ports.get("admin", 0))]
+                "--port", str(self.ports.get("http", 0)), "--admin-port", str(self.ports.get("admin", 0)),
+                "--grpc-port", str(self.ports.get("grpc", 0))]
         for node in self.nodes.values():
             argv += ["--node", node.ports()["control"]]
         return Process(self.folder, name, argv + self.common + self.router_args)

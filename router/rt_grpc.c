@@ -1,0 +1,183 @@
+/* Design: gRPC enters the router where HTTP does: the same keys, limits, clients and core; only the encoder of an answer
+ * differs (rt_grpc_generate.c). This file has the services, who may call them, and what is answered at once.
+ */
+#define TD_LOG_ROOM "router"
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "common/base/clock.h"
+#include "common/base/log.h"
+#include "common/base/mem.h"
+#include "common/io/grpc_health.h"
+#include "common/io/grpc_reflect.h"
+#include "proto/api.h"
+#include "router/rt_shell_int.h"
+
+#define ANSWER_MAX (8u << 20)
+#define KEY_MAX    1024
+
+struct rt_grpc {
+    struct rt_shell *shell;          /* borrowed */
+    struct td_grpc_server *server;   /* owned; NULL: gRPC is off */
+    struct td_grpc_health *health;   /* owned */
+    struct td_grpc_reflect *reflect; /* owned */
+};
+
+/* ---- who may call ---- */
+
+/* The key comes as `authorization: Bearer KEY` or as `x-api-key: KEY`. */
+static td_err admit(void *arg, struct td_grpc_call *c)
+{
+    const struct rt_grpc *g = arg;
+    const struct td_http_request *r = td_grpc_call_request(c);
+    const char *bearer = td_http_header_get(r, "authorization");
+    const char *bare = td_http_header_get(r, "x-api-key");
+    char text[KEY_MAX], id[TD_WIRE_MAX_NAME];
+    struct rt_key *key = NULL;
+    if (bearer == NULL && bare != NULL && strlen(bare) + sizeof "Bearer " <= sizeof text) {
+        (void)snprintf(text, sizeof text, "Bearer %s", bare);
+        bearer = text;
+    }
+    rt__request_id(g->shell, r, id);
+    td_grpc_call_set_request_id(c, id);
+    td_err err = rt_keys_check(g->shell->keys, bearer, &key);
+    td_grpc_call_set_tag(c, key);
+    if (err != TD_OK) {
+        rt_metrics_answer(g->shell->metrics, td_err_http(err), err);
+    }
+    return err;
+}
+
+/* ---- answers given at once ---- */
+
+static void answer(struct td_grpc_call *c, const struct td_buf *b, td_err err)
+{
+    if (err != TD_OK) {
+        td_grpc_fail(c, err, "the answer does not fit into memory", 1);
+    } else if (td_grpc_send(c, b->data, b->len) == TD_OK) {
+        td_grpc_finish(c, TD_GRPC_OK, NULL, NULL, 0);
+    }
+}
+
+static void h_list_models(void *arg, struct td_grpc_call *c, const uint8_t *message, size_t len)
+{
+    const struct rt_grpc *g = arg;
+    const struct rt_model *m = g->shell->model;
+    struct td_api_model list[TD_COUNT(m->names)];
+    struct td_buf b;
+    if (td_api_empty_decode(message, len) != TD_OK) {
+        td_grpc_fail(c, TD_ERR_BAD_REQUEST, "not a ListModelsRequest", 0);
+        return;
+    }
+    for (uint32_t i = 0; i < m->n_names; i++) {
+        list[i] = (struct td_api_model){
+            .id = m->names[i],
+            .max_model_len = m->max_model_len,
+            .created_unix = (td_wall_us() - (td_now_us() - g->shell->started_us)) / 1000000};
+    }
+    td_buf_init(&b, ANSWER_MAX);
+    answer(c, &b, td_api_models_encode(&b, list, m->n_names));
+    td_buf_fini(&b);
+}
+
+static const struct td_grpc_method engine_methods[] = {
+    {.name = "ListModels", .handle = h_list_models},
+};
+
+/* ---- health ---- */
+
+static enum td_health as_health(bool serving)
+{
+    return serving ? TD_HEALTH_SERVING : TD_HEALTH_NOT_SERVING;
+}
+
+static enum td_health health_of(void *arg, const char *service)
+{
+    const struct rt_grpc *g = arg;
+    const struct rt_shell *s = g->shell;
+    const struct rt_nodes *ns = rt_core_nodes(s->core);
+    static const char *const ready_names[] = {"", "readiness", "tandem.v1.Engine"};
+    for (size_t i = 0; i < TD_COUNT(ready_names); i++) {
+        if (strcmp(service, ready_names[i]) == 0) {
+            return as_health(!s->draining && rt_shell_ready(s));
+        }
+    }
+    if (strcmp(service, "liveness") == 0) {
+        return TD_HEALTH_SERVING; /* this line runs: the loop lives */
+    }
+    if (strcmp(service, "prefill") == 0) {
+        return as_health(rt_nodes_ready(ns, TD_ROLE_PREFILL) > 0);
+    }
+    if (strcmp(service, "decode") == 0) {
+        return as_health(rt_nodes_ready(ns, TD_ROLE_DECODE) > 0);
+    }
+    return TD_HEALTH_SERVICE_UNKNOWN;
+}
+
+/* ---- life ---- */
+
+static td_err make_server(struct rt_grpc *g)
+{
+    const struct rt_shell_params *sp = &g->shell->p;
+    struct td_grpc_server_params p;
+    td_grpc_server_defaults(&p);
+    p.h2.loop = sp->loop;
+    p.h2.host = sp->host;
+    p.h2.port = sp->grpc_port;
+    p.admit = admit;
+    p.arg = g;
+    TD_TRY(td_grpc_server_create(&p, &g->server));
+    const struct td_grpc_service engine = {.name = "tandem.v1.Engine",
+                                           .methods = engine_methods,
+                                           .n_methods = TD_COUNT(engine_methods),
+                                           .arg = g};
+    td_grpc_server_add(g->server, &engine);
+    TD_TRY(td_grpc_health_create(sp->loop, health_of, g, &g->health));
+    td_grpc_health_add(g->health, g->server);
+    return td_grpc_reflect_create(g->server, false, &g->reflect);
+}
+
+td_err rt__grpc_create(struct rt_shell *s, struct rt_grpc **out_grpc)
+{
+    struct rt_grpc *g = td_zalloc(1, sizeof *g);
+    if (g == NULL) {
+        return TD_ERR_NO_MEMORY;
+    }
+    g->shell = s;
+    td_err err = s->p.grpc ? make_server(g) : TD_OK;
+    if (err != TD_OK) {
+        rt__grpc_destroy(g);
+        return err;
+    }
+    *out_grpc = g;
+    return TD_OK;
+}
+
+struct rt_grpc *rt__grpc_destroy(struct rt_grpc *g)
+{
+    if (g != NULL) {
+        td_grpc_server_destroy(g->server);
+        td_grpc_health_destroy(g->health);
+        td_grpc_reflect_destroy(g->reflect);
+        free(g);
+    }
+    return NULL;
+}
+
+void rt__grpc_drain(struct rt_grpc *g)
+{
+    if (g->server != NULL) {
+        td_h2_server_drain(td_grpc_server_h2(g->server));
+    }
+}
+
+uint32_t rt__grpc_busy(const struct rt_grpc *g)
+{
+    return g->server != NULL ? td_h2_server_busy(td_grpc_server_h2(g->server)) : 0;
+}
+
+uint16_t rt__grpc_port(const struct rt_grpc *g)
+{
+    return g->server != NULL ? td_h2_server_port(td_grpc_server_h2(g->server)) : 0;
+}
