@@ -123,21 +123,27 @@ static enum ctl_exit wait_for(const struct options *o, const char *epoch, json_t
     return *node == NULL && o->undrain ? CTL_FAILED : CTL_OK;
 }
 
+/* Works there: its last report, or what this router has sent, which the report may not know yet. */
+static int64_t works_on(const json_t *node)
+{
+    int64_t running = 0, queued = 0, ours = 0;
+    (void)ctl_field_int(node, "running", &running); /* each is 0 without it */
+    (void)ctl_field_int(node, "queued", &queued);
+    (void)ctl_field_int(node, "inflight", &ours);
+    return running + queued > ours ? running + queued : ours;
+}
+
 static void say_state(const char *name, const json_t *node, FILE *out)
 {
-    int64_t running = 0, queued = 0;
-    (void)ctl_field_int(node, "running", &running); /* 0 without it */
-    (void)ctl_field_int(node, "queued", &queued);
     ctl_print_clean(name, out);
     if (node == NULL) {
         (void)fputs(" has gone\n", out);
     } else if (json_is_true(json_object_get(node, "drained"))) {
         (void)fputs(" is drained: nothing runs there\n", out);
     } else if (json_is_true(json_object_get(node, "draining"))) {
-        (void)fprintf(out, " is draining: %" PRId64 " requests run, %" PRId64 " wait there\n",
-                      running, queued);
+        (void)fprintf(out, " is draining: %" PRId64 " requests left\n", works_on(node));
     } else {
-        (void)fprintf(out, " is in service\n");
+        (void)fputs(" is in service\n", out);
     }
 }
 
