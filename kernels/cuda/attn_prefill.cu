@@ -3,11 +3,12 @@
 // Shapes: q [rows][n_heads][128] bf16 through a 3-D map, KV pool through its 5-D map, out [rows][n_heads][128]; any group
 //   size. A chunk is n rows at positions pos0 ..; its keys 0 .. pos0 + n - 1 lie in the pool already.
 // Design: a block computes 128 query rows of one head against tiles of 128 keys, which start at multiples of 128 from
-//   position 0 whatever the chunking, last tile first. Warp 0 of the third warpgroup loads (one 2 KB box per page and half
-//   head, 16 lanes issue a tile at once), two warpgroups of 64 rows compute: scores with wgmma from shared memory, P
-//   stays in registers as the A operand of P V. Q K of the next tile is issued before the softmax of this one, and two
-//   named barriers let one warpgroup's softmax run under the other's products. Persistent blocks walk a list that is
-//   sorted longest first, forwards and backwards in turn.
+//   position 0 whatever the chunking, last tile first. The four warps of the third warpgroup load, one each for the halves
+//   of K and of V (one 2 KB box per page and half head, a lane per box): a single warp issued V too late. Two warpgroups of
+//   64 rows compute: scores with wgmma from shared memory, P stays in registers as the A operand of P V. Q K of the next
+//   tile is issued before the softmax of this one, and two named barriers let one warpgroup's softmax run under the
+//   other's products. Persistent blocks walk a list that is sorted longest first, forwards and backwards in turn; where it
+//   is long, heads of one KV group go together, so that their K and V stay in L2.
 // Exactness: a masked tile leaves m, l and O bit-equal, so a row's result does not depend on the chunk it came in. V rows
 //   behind the last token are zeroed in shared memory, since 0 x NaN of a stale page would reach O.
 // Bound by: the matrix units and exp2. Measured: see NOTES.md.
@@ -28,6 +29,7 @@ constexpr uint32_t KV_BYTES = 2 * HALF; // a K or V tile
 constexpr uint32_t Q_HALF = 64 * 128;   // 64 dims of a warpgroup's rows
 constexpr uint32_t Q_BYTES = ROWS * D * 2;
 constexpr uint32_t PAGE_HALF = TK_BLOCK_TOK * 128;
+constexpr int TILE_PAGES = KEYS / TK_BLOCK_TOK;
 constexpr int STAGES = 2; // three were slower
 constexpr int SMEM = (int)(Q_BYTES + 2 * STAGES * KV_BYTES) + 256;
 
@@ -39,6 +41,7 @@ struct args {
     const uint32_t *tiles;
     const int32_t *tables;
     uint32_t n_tiles, n_heads, group, n_kv, layer, table_stride, out_stride;
+    uint32_t section; // heads, a divisor of n_heads
     float scale_log2;
 };
 
@@ -55,24 +58,24 @@ struct work {
     int head, table;
 };
 
-// Work item i of this block, in a list of tiles x heads; false at the end. Rounds alternate in direction, which
-// evens out a list that is sorted longest first.
+// This block's work in a round, in sections of a.section heads that take all tiles each; false at the end. Rounds of a
+// section alternate in direction, which evens out a list that is sorted longest first.
 TK_DEV bool work_get(const args &a, uint32_t round, work &w)
 {
-    const uint32_t g = gridDim.x, b = round & 1 ? g - 1 - blockIdx.x : blockIdx.x,
-                   idx = round * g + b;
-    const uint32_t total = a.n_tiles * a.n_heads;
-    if (round * g >= total) {
+    const uint32_t g = gridDim.x, per = a.n_tiles * a.section, rounds = (per + g - 1) / g;
+    const uint32_t head0 = round / rounds * a.section, r = round % rounds;
+    if (head0 >= a.n_heads) {
         return false;
     }
+    const uint32_t idx = r * g + (r & 1 ? g - 1 - blockIdx.x : blockIdx.x);
     w.n_tiles = 0;
-    if (idx >= total) {
+    if (idx >= per) {
         return true; // a hole in the last round
     }
-    const uint32_t e = a.tiles[idx / a.n_heads];
+    const uint32_t e = a.tiles[idx / a.section];
     const tk_chunk c = a.chunks[e >> 16];
     const int first = (int)(e & 0xffff) * ROWS;
-    w.head = (int)(idx % a.n_heads);
+    w.head = (int)(head0 + idx % a.section);
     w.row0 = c.row0 + first;
     w.rows = min(c.n - first, ROWS);
     w.pos0 = c.pos0 + first;
@@ -93,64 +96,65 @@ struct ring_pos {
     }
 };
 
-// ---- loader ----
-// Issues one K or V tile: lane = page x 2 + half.
-TK_DEV void load_tile(const CUtensorMap *kv, uint32_t dst, uint32_t full, uint32_t empty,
-                      ring_pos &p, int32_t blk, int pages, int kv_head, int layer, int lane)
+// ---- loaders ----
+// One of four warps: K or V, one half of the head. A lane loads a page of the tile.
+TK_DEV void load_half(const CUtensorMap *kv, uint32_t dst, uint32_t bar, int pages, int half,
+                      int head, int layer, int32_t blk, int lane)
 {
-    bar_wait(empty + 8 * p.st, p.ph ^ 1);
-    const uint32_t bar = full + 8 * p.st;
     if (lane == 0) {
-        bar_expect(bar, (uint32_t)pages * 2 * PAGE_HALF);
+        bar_expect(bar, (uint32_t)pages * PAGE_HALF);
     }
     __syncwarp();
-    const int page = lane >> 1, half = lane & 1;
-    const int32_t b = __shfl_sync(~0u, blk, page);
-    if (page < pages) {
-        tma_5d_keep(dst + p.st * KV_BYTES + half * HALF + page * PAGE_HALF, kv, bar, half * 64, 0,
-                    kv_head, layer, b);
+    if (lane < pages) {
+        tma_5d_keep(dst + lane * PAGE_HALF, kv, bar, half * 64, 0, head, layer, blk);
     }
-    p.next();
+}
+
+TK_DEV void load_q(const CUtensorMap *q, const smem_map &sm, const work &w, int lane)
+{
+    if (lane == 0) {
+        bar_expect(sm.q_full, Q_BYTES);
+        for (int i = 0; i < 4; i++) {
+            tma_3d(sm.q + i * Q_HALF, q, sm.q_full, (i & 1) * 64, w.head, w.row0 + (i >> 1) * 64,
+                   evict_first());
+        }
+    }
+    __syncwarp();
 }
 
 TK_DEV void loader(const CUtensorMap *kv, const CUtensorMap *q, const smem_map &sm, const args &a,
-                   int lane)
+                   int warp, int lane)
 {
-    ring_pos kp = {0, 0}, vp = {0, 0};
+    const int v = warp >> 1, half = warp & 1;
+    const uint32_t ring = (v ? sm.v : sm.k) + half * HALF, full = v ? sm.v_full : sm.k_full,
+                   empty = v ? sm.v_empty : sm.k_empty;
+    ring_pos p = {0, 0};
     uint32_t q_ph = 1;
     work w;
     for (uint32_t round = 0; work_get(a, round, w); round++) {
         if (w.n_tiles == 0) {
             continue;
         }
-        const int kv_head = w.head / (int)a.group;
+        const int head = w.head / (int)a.group + v * (int)a.n_kv;
         const int32_t *table = a.tables + (size_t)w.table * a.table_stride;
-        int32_t blk_v = 0;
-        int pages_v = 0;
-        for (int j = w.n_tiles - 1; j >= 0; j--) {
-            const int pages = (min(w.kv_len - j * KEYS, KEYS) + TK_BLOCK_TOK - 1) / TK_BLOCK_TOK;
-            const int32_t blk = lane < pages ? table[j * (KEYS / TK_BLOCK_TOK) + lane] : 0;
-            load_tile(kv, sm.k, sm.k_full, sm.k_empty, kp, blk, pages, kv_head, (int)a.layer, lane);
-            if (j == w.n_tiles - 1) {
-                bar_wait(sm.q_empty, q_ph);
-                q_ph ^= 1;
-                if (lane == 0) {
-                    bar_expect(sm.q_full, Q_BYTES);
-                    for (int i = 0; i < 4; i++) {
-                        tma_3d(sm.q + i * Q_HALF, q, sm.q_full, (i & 1) * 64, w.head,
-                               w.row0 + (i >> 1) * 64, evict_first());
-                    }
-                }
-                __syncwarp();
-            } else {
-                load_tile(kv, sm.v, sm.v_full, sm.v_empty, vp, blk_v, pages_v,
-                          (int)a.n_kv + kv_head, (int)a.layer, lane);
-            }
-            blk_v = blk;
-            pages_v = pages;
+        int j = w.n_tiles - 1;
+        int pages = (min(w.kv_len - j * KEYS, KEYS) + TK_BLOCK_TOK - 1) / TK_BLOCK_TOK;
+        int32_t blk = lane < pages ? table[j * TILE_PAGES + lane] : 0;
+        if (warp == 3) { // V is needed last
+            bar_wait(sm.q_empty, q_ph);
+            q_ph ^= 1;
+            load_q(q, sm, w, lane);
         }
-        load_tile(kv, sm.v, sm.v_full, sm.v_empty, vp, blk_v, pages_v, (int)a.n_kv + kv_head,
-                  (int)a.layer, lane);
+        for (; j >= 0; j--) {
+            const int32_t next =
+                j > 0 && lane < TILE_PAGES ? table[(j - 1) * TILE_PAGES + lane] : 0;
+            bar_wait(empty + 8 * p.st, p.ph ^ 1);
+            load_half(kv, ring + p.st * KV_BYTES, full + 8 * p.st, pages, half, head, (int)a.layer,
+                      blk, lane);
+            p.next();
+            blk = next;
+            pages = TILE_PAGES;
+        }
     }
 }
 
@@ -405,8 +409,8 @@ __global__ void __launch_bounds__(THREADS, 1)
         bar_init(sm.q_full, 1);
         bar_init(sm.q_empty, CONSUMERS);
         for (int i = 0; i < STAGES; i++) {
-            bar_init(sm.k_full + 8 * i, 1);
-            bar_init(sm.v_full + 8 * i, 1);
+            bar_init(sm.k_full + 8 * i, 2); // two halves
+            bar_init(sm.v_full + 8 * i, 2);
             bar_init(sm.k_empty + 8 * i, CONSUMERS / 32);
             bar_init(sm.v_empty + 8 * i, CONSUMERS / 32);
         }
@@ -416,14 +420,25 @@ __global__ void __launch_bounds__(THREADS, 1)
     }
     __syncthreads();
     if (wg == 2) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
-        if (t < 32) {
-            loader(&kv, &q, sm, a, t);
-        }
+        asm volatile(
+            "setmaxnreg.dec.sync.aligned.u32 40;"); // 128 x 40 + 256 x 232 = what 384 x 168 leave
+        loader(&kv, &q, sm, a, t >> 5, t & 31);
     } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
         compute(sm, a, wg, t);
     }
+}
+
+// Few heads at once keep their K and V in L2; SECTION_ROUNDS rounds keep the blocks evenly busy. It moves no bit.
+constexpr uint32_t SECTION_ROUNDS = 7;
+uint32_t section_heads(const struct tk_attn_prefill *p, uint32_t grid)
+{
+    uint32_t kv_heads = p->n_kv_heads;
+    const uint32_t group = p->n_heads / p->n_kv_heads;
+    while (kv_heads % 2 == 0 && p->n_tiles * (kv_heads / 2 * group) >= SECTION_ROUNDS * grid) {
+        kv_heads /= 2;
+    }
+    return kv_heads * group;
 }
 
 } // namespace
@@ -452,8 +467,9 @@ extern "C" td_err tk_attn_prefill(tk_stream s, const struct tk_attn_prefill *p)
     a.out_stride = p->out_stride;
     a.scale_log2 = p->scale * 1.44269504088896f;
     TD_TRY(tk_prepare(attn_prefill_kernel, SMEM));
-    const uint32_t total = p->n_tiles * p->n_heads;
-    tk_launch l(s, total < dev->sms ? total : dev->sms, THREADS, SMEM, 1, false);
+    const uint32_t total = p->n_tiles * p->n_heads, grid = total < dev->sms ? total : dev->sms;
+    a.section = section_heads(p, grid);
+    tk_launch l(s, grid, THREADS, SMEM, 1, false);
     TK_TRY_CUDA(cudaLaunchKernelEx(&l.cfg, attn_prefill_kernel,
                                    *(const CUtensorMap *)(const void *)p->kv->bytes,
                                    *(const CUtensorMap *)(const void *)p->q->bytes, a));
