@@ -16,7 +16,7 @@ void dc_say_token(struct dc_core *c, const struct dc_seq *s, uint32_t index, int
     if (!s->w.mute) {
         struct td_wire_token t = {
             .id = s->w.id, .index = index, .token = token, .logprob = logprob, .finish = finish};
-        nd_tokens_add(c->tokens, &t);
+        nd_tokens_add(c->r.tokens, &t);
     }
 }
 
@@ -24,13 +24,13 @@ void dc_say_token(struct dc_core *c, const struct dc_seq *s, uint32_t index, int
 
 static void join(struct dc_core *c, struct dc_seq *s)
 {
-    s->slot = nd_slots_take(c->slots);
-    nd_work_seq_set(c->works, &s->w, s->slot - 1, &s->first_token, c->out);
-    nd_work_drop_prompt(c->works, &s->w);
+    s->slot = nd_slots_take(c->r.slots);
+    nd_work_seq_set(c->r.works, &s->w, s->slot - 1, &s->first_token, c->r.out);
+    nd_work_drop_prompt(c->r.works, &s->w);
     dc_set_state(c, s, DC_RUNNING);
-    td_batch_join_decode(&c->batch, &s->batch);
+    td_batch_join_decode(&c->r.batch, &s->batch);
     TD_LOG(INFO, "dc_batch", "req=%s attempt=%u context_tok=%u rows=%u", s->w.req, s->w.id.attempt,
-           s->len, c->batch.decode.n);
+           s->len, c->r.batch.decode.n);
 }
 
 /* Lower key, or the same and earlier: same order as every other line. */
@@ -41,10 +41,10 @@ static bool joins_before(const struct dc_seq *a, const struct dc_seq *b)
 
 static void join_ready(struct dc_core *c)
 {
-    while (c->n_ready > 0 && nd_slots_free(c->slots) > 0) {
+    while (c->n_ready > 0 && nd_slots_free(c->r.slots) > 0) {
         struct dc_seq *first = NULL;
-        for (uint32_t i = 0; i < nd_works_capacity(c->works); i++) {
-            struct dc_seq *s = dc_of(nd_works_slot(c->works, i));
+        for (uint32_t i = 0; i < nd_works_capacity(c->r.works); i++) {
+            struct dc_seq *s = dc_of(nd_works_slot(c->r.works, i));
             if (s != NULL && s->state == DC_READY && (first == NULL || joins_before(s, first))) {
                 first = s;
             }
@@ -58,17 +58,17 @@ static bool fill_prefill(struct dc_core *c, struct dc_seq *s, const struct td_ba
                          struct td_row *row)
 {
     if (s->exec_us == 0) {
-        s->exec_us = c->now;
-        nd_actions_observe(c->out, ND_M_PREFILL_QUEUE_US, (double)(c->now - s->w.arrived_us));
+        s->exec_us = c->r.now;
+        nd_actions_observe(c->r.out, ND_M_PREFILL_QUEUE_US, (double)(c->r.now - s->w.arrived_us));
         dc_move_blocks(c, s, TD_BLK_FILLING);
     }
     row->pos = s->submitted_tok;
     row->n = plan->n;
-    row->tokens = nd_work_tokens(c->works, &s->w, s->submitted_tok, plan->n, c->out);
+    row->tokens = nd_work_tokens(c->r.works, &s->w, s->submitted_tok, plan->n, c->r.out);
     row->sampling = TD_NO_SAMPLE;
     if (plan->last) {
         row->sampling = s->slot - 1;
-        nd_work_seq_set(c->works, &s->w, s->slot - 1, NULL, c->out);
+        nd_work_seq_set(c->r.works, &s->w, s->slot - 1, NULL, c->r.out);
     }
     s->submitted_tok += plan->n;
     c->flight_prompt_tok += plan->n;
@@ -78,12 +78,12 @@ static bool fill_prefill(struct dc_core *c, struct dc_seq *s, const struct td_ba
 static bool fill_decode(struct dc_core *c, struct dc_seq *s, struct td_row *row)
 {
     if (s->decode_us == 0) {
-        s->decode_us = c->now;
-        nd_actions_observe(c->out, ND_M_DECODE_QUEUE_US, (double)(c->now - s->taken_us));
+        s->decode_us = c->r.now;
+        nd_actions_observe(c->r.out, ND_M_DECODE_QUEUE_US, (double)(c->r.now - s->taken_us));
     }
     row->pos = s->len;
     row->n = 1;
-    row->tokens = nd_actions_copy(c->out, &s->last_token, sizeof s->last_token);
+    row->tokens = nd_actions_copy(c->r.out, &s->last_token, sizeof s->last_token);
     row->sampling = s->slot - 1;
     return row->tokens != NULL;
 }
@@ -94,10 +94,10 @@ static bool fill_row(struct dc_core *c, struct dc_seq *s, const struct td_batch_
     *row = (struct td_row){.seq = s->w.ref};
     bool ok =
         plan->kind == TD_BATCH_PREFILL ? fill_prefill(c, s, plan, row) : fill_decode(c, s, row);
-    uint32_t bt = c->p.engine->layout.block_tok;
+    uint32_t bt = c->r.p.engine->layout.block_tok;
     row->n_blocks = (row->pos + row->n + bt - 1) / bt;
     TD_INSIST(row->n_blocks <= s->n_blocks);
-    row->table = nd_actions_copy(c->out, dc_blocks(c, s), row->n_blocks * sizeof *row->table);
+    row->table = nd_actions_copy(c->r.out, dc_blocks(c, s), row->n_blocks * sizeof *row->table);
     if (row->sampling != TD_NO_SAMPLE && s->w.sampling.logprobs > 0) {
         row->want |= TD_WANT_LOGPROBS;
     }
@@ -106,43 +106,43 @@ static bool fill_row(struct dc_core *c, struct dc_seq *s, const struct td_batch_
 
 static void start_step(struct dc_core *c)
 {
-    uint32_t n_plan = td_batch_plan(&c->batch, c->plan, c->batch.p.max_rows);
+    uint32_t n_plan = td_batch_plan(&c->r.batch, c->r.plan, c->r.batch.p.max_rows);
     if (n_plan == 0) {
         return;
     }
-    struct td_row *rows = nd_actions_copy(c->out, NULL, n_plan * sizeof *rows);
+    struct td_row *rows = nd_actions_copy(c->r.out, NULL, n_plan * sizeof *rows);
     uint32_t n = 0;
     uint32_t tokens = 0;
     c->flight_prompt_tok = 0;
     for (uint32_t i = 0; i < n_plan; i++) {
-        struct dc_seq *s = td_heap_entry(c->plan[i].item, struct dc_seq, batch);
-        if (rows == NULL || !fill_row(c, s, &c->plan[i], &rows[n])) {
+        struct dc_seq *s = td_heap_entry(c->r.plan[i].item, struct dc_seq, batch);
+        if (rows == NULL || !fill_row(c, s, &c->r.plan[i], &rows[n])) {
             dc_end(c, s, TD_ERR_NO_MEMORY, "no memory to plan a step");
             continue;
         }
-        s->step = c->next_ticket;
+        s->step = c->r.next_ticket;
         tokens += rows[n].n;
-        c->flight[n++] = s->w.ref;
+        c->r.flight[n++] = s->w.ref;
     }
     if (n == 0) {
         return;
     }
-    struct nd_action *a = nd_actions_add(c->out, ND_DO_STEP);
+    struct nd_action *a = nd_actions_add(c->r.out, ND_DO_STEP);
     a->rows = rows;
     a->n_rows = n;
-    c->running = c->next_ticket++;
-    c->n_flight = n;
-    nd_actions_observe(c->out, ND_M_BATCH_TOKENS, tokens);
+    c->r.running = c->r.next_ticket++;
+    c->r.n_flight = n;
+    nd_actions_observe(c->r.out, ND_M_BATCH_TOKENS, tokens);
 }
 
 void dc_run(struct dc_core *c)
 {
-    if (c->running == 0) {
+    if (c->r.running == 0) {
         join_ready(c);
         dc_grow(c); /* before the line: who runs comes before who wants to */
     }
     dc_admit(c);
-    if (c->running == 0) {
+    if (c->r.running == 0) {
         start_step(c);
     }
 }
@@ -153,8 +153,8 @@ void dc_run(struct dc_core *c)
 static td_err row_result(const struct dc_core *c, const struct td_step_result *r, uint32_t i,
                          const struct td_row_result **out_row)
 {
-    if (i >= r->n_rows || r->rows[i].seq.index != c->flight[i].index ||
-        r->rows[i].seq.generation != c->flight[i].generation) {
+    if (i >= r->n_rows || r->rows[i].seq.index != c->r.flight[i].index ||
+        r->rows[i].seq.generation != c->r.flight[i].generation) {
         return TD_ERR_SEQ_FAILED;
     }
     *out_row = &r->rows[i];
@@ -163,7 +163,7 @@ static td_err row_result(const struct dc_core *c, const struct td_step_result *r
 
 static bool in_vocab(const struct dc_core *c, const struct td_row_result *row)
 {
-    return row->n_ids > 0 && row->ids[0] >= 0 && (uint32_t)row->ids[0] < c->p.engine->n_vocab;
+    return row->n_ids > 0 && row->ids[0] >= 0 && (uint32_t)row->ids[0] < c->r.p.engine->n_vocab;
 }
 
 /* The token of one row joins the stream: position, finish, message. */
@@ -171,33 +171,33 @@ static void take_token(struct dc_core *c, struct dc_seq *s, const struct td_row_
 {
     uint32_t index = s->n_out++;
     s->last_token = row->ids[0];
-    s->finish = nd_work_finish(&s->w, c->p.engine->max_model_len, index, s->last_token);
+    s->finish = nd_work_finish(&s->w, c->r.p.engine->max_model_len, index, s->last_token);
     if (s->first_owed) {
         s->first_owed = false;
         dc_say_token(c, s, s->w.n_replayed, s->first_token, s->first_logprob, TD_FINISH_NONE);
     }
     dc_say_token(c, s, index, s->last_token, row->logprobs[0], s->finish);
-    nd_actions_observe(c->out, ND_M_OUTPUT_TOKENS, 1);
+    nd_actions_observe(c->r.out, ND_M_OUTPUT_TOKENS, 1);
     if (s->state == DC_RUNNING) {
-        nd_actions_observe(c->out, ND_M_ITL_US, (double)(c->now - s->last_us));
+        nd_actions_observe(c->r.out, ND_M_ITL_US, (double)(c->r.now - s->last_us));
     }
-    s->last_us = c->now;
+    s->last_us = c->r.now;
 }
 
 /* The prompt of a local request is computed: its first token has been taken. */
 static void start_stream(struct dc_core *c, struct dc_seq *s)
 {
-    s->token_us = s->taken_us = c->now;
-    nd_work_drop_prompt(c->works, &s->w);
-    nd_actions_observe(c->out, ND_M_PREFILL_US, (double)(c->now - s->exec_us));
-    nd_actions_observe(c->out, ND_M_TTFT_US, (double)(c->now - s->w.arrived_us));
-    nd_actions_observe(c->out, ND_M_PROMPT_TOKENS, s->w.n_prompt);
+    s->token_us = s->taken_us = c->r.now;
+    nd_work_drop_prompt(c->r.works, &s->w);
+    nd_actions_observe(c->r.out, ND_M_PREFILL_US, (double)(c->r.now - s->exec_us));
+    nd_actions_observe(c->r.out, ND_M_TTFT_US, (double)(c->r.now - s->w.arrived_us));
+    nd_actions_observe(c->r.out, ND_M_PROMPT_TOKENS, s->w.n_prompt);
     dc_set_state(c, s, DC_RUNNING);
     dc_move_blocks(c, s, TD_BLK_RUNNING);
     if (s->finish == TD_FINISH_NONE) {
-        td_batch_join_decode(&c->batch, &s->batch);
+        td_batch_join_decode(&c->r.batch, &s->batch);
         TD_LOG(INFO, "dc_batch", "req=%s attempt=%u context_tok=%u rows=%u", s->w.req,
-               s->w.id.attempt, s->len, c->batch.decode.n);
+               s->w.id.attempt, s->len, c->r.batch.decode.n);
     }
 }
 
@@ -250,21 +250,21 @@ static void learn_cost(struct dc_core *c, const struct td_step_result *r)
         c->step_us = smooth(c->step_us, us);
         return;
     }
-    uint64_t decode = c->batch.decode.n > 0 && us > c->step_us ? c->step_us : 0;
-    c->us_per_ktok = smooth(c->us_per_ktok, (us - decode) * 1000 / c->flight_prompt_tok);
+    uint64_t decode = c->r.batch.decode.n > 0 && us > c->step_us ? c->step_us : 0;
+    c->r.us_per_ktok = smooth(c->r.us_per_ktok, (us - decode) * 1000 / c->flight_prompt_tok);
 }
 
 void dc_on_step(struct dc_core *c, const struct td_step_result *r)
 {
-    if (c->running == 0 || r->ticket != c->running) {
+    if (c->r.running == 0 || r->ticket != c->r.running) {
         TD_LOG(ERROR, "result of a step that does not run, dropped", "ticket=%" PRIu64, r->ticket);
         return;
     }
-    c->running = 0;
+    c->r.running = 0;
     learn_cost(c, r);
-    td_err *errs = nd_actions_copy(c->out, NULL, c->n_flight * sizeof *errs);
-    for (uint32_t i = 0; i < c->n_flight; i++) {
-        struct dc_seq *s = dc_of(nd_works_at(c->works, c->flight[i]));
+    td_err *errs = nd_actions_copy(c->r.out, NULL, c->r.n_flight * sizeof *errs);
+    for (uint32_t i = 0; i < c->r.n_flight; i++) {
+        struct dc_seq *s = dc_of(nd_works_at(c->r.works, c->r.flight[i]));
         const struct td_row_result *row = NULL;
         td_err e = errs != NULL ? row_result(c, r, i, &row) : TD_ERR_NO_MEMORY;
         if (e == TD_OK && s != NULL && s->state != DC_ENDING) {
@@ -274,12 +274,12 @@ void dc_on_step(struct dc_core *c, const struct td_step_result *r)
             errs[i] = e;
         }
     }
-    nd_tokens_flush(c->tokens, r->ticket, c->out);
-    for (uint32_t i = 0; i < c->n_flight; i++) {
-        struct dc_seq *s = dc_of(nd_works_at(c->works, c->flight[i]));
+    nd_tokens_flush(c->r.tokens, r->ticket, c->r.out);
+    for (uint32_t i = 0; i < c->r.n_flight; i++) {
+        struct dc_seq *s = dc_of(nd_works_at(c->r.works, c->r.flight[i]));
         if (s != NULL) {
             settle_row(c, s, errs != NULL ? errs[i] : TD_ERR_NO_MEMORY);
         }
     }
-    c->n_flight = 0;
+    c->r.n_flight = 0;
 }

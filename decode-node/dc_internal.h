@@ -8,15 +8,9 @@
 #ifndef TD_DECODE_NODE_DC_INTERNAL_H
 #define TD_DECODE_NODE_DC_INTERNAL_H
 
-#include "common/kv/pool.h"
-#include "common/node/core.h"
-#include "common/node/slots.h"
+#include "common/node/role.h"
 #include "common/node/span.h"
-#include "common/node/tokens.h"
-#include "common/node/work.h"
-#include "common/sched/batch.h"
 #include "common/sched/growth.h"
-#include "common/sched/queue.h"
 
 enum dc_state {
     DC_FREE,
@@ -74,35 +68,17 @@ static inline struct dc_seq *dc_of(struct nd_work *w)
 }
 
 struct dc_core {
-    struct nd_core_params p;
-    struct nd_works *works;         /* owned */
-    struct td_queue *queue;         /* owned */
-    struct td_kv_pool *pool;        /* owned */
-    struct nd_slots *seats, *slots; /* owned */
-    struct nd_spans *addresses;     /* owned */
-    struct nd_tokens *tokens;       /* owned */
-    struct td_batch batch;
+    struct nd_role r;           /* first */
+    struct nd_spans *addresses; /* owned */
     struct td_growth growth;
     struct td_growth_seq *account; /* owned [seats + 1]: scratch of admission */
-    struct td_batch_row *plan;     /* owned [max_rows] */
-    struct td_seq_ref *flight;     /* owned [max_rows]: rows of the running step */
     struct td_seq_ref *scratch;    /* owned [seats] */
     struct td_seq_ref *seated;     /* owned [seats]: who sits there; generation 0: nobody */
-    uint32_t *seat_blocks;         /* owned [seats][seat_len] */
-    uint32_t seat_len;
-    uint32_t n_flight, flight_prompt_tok;
-    td_ticket running, next_ticket; /* running: 0 when no step is under way */
-    uint32_t n_ready;               /* requests in that state */
-    uint32_t n_held;                /* batch rows that sit out for lack of a block */
-    uint32_t owed_blk;              /* blocks of victims that are not fenced yet */
-    uint64_t queued_tok;            /* local prompt tokens in the queue */
-    uint32_t us_per_ktok, step_us;  /* recent */
-    bool draining;
-    int64_t drain_until_us; /* TD_NEVER */
-    bool broken;            /* the ledger refused a move: our bug, shown by check() */
-    /* Of the event being handled. */
-    int64_t now;
-    struct nd_actions *out;
+    uint32_t flight_prompt_tok;
+    uint32_t n_ready;  /* requests in that state */
+    uint32_t n_held;   /* batch rows that sit out for lack of a block */
+    uint32_t owed_blk; /* blocks of victims that are not fenced yet */
+    uint32_t step_us;  /* recent */
 };
 
 /* ---- dc_seq.c: states, ends, routers ---- */

@@ -8,11 +8,11 @@
 
 static void send_table(struct dc_core *c, struct dc_seq *s, const struct td_block_ref *refs)
 {
-    struct td_wire_msg *m = nd_actions_peer_send(c->out, s->peer, TD_WIRE_TABLE);
+    struct td_wire_msg *m = nd_actions_peer_send(c->r.out, s->peer, TD_WIRE_TABLE);
     m->table = (struct td_wire_table){.id = s->w.id,
                                       .ticket = s->ticket,
                                       .land = nd_work_handle(&s->w),
-                                      .layout_id = c->p.layout_id,
+                                      .layout_id = c->r.p.layout_id,
                                       .first_tok = 0, /* no prefix cache yet */
                                       .n_tok = s->w.n_prompt,
                                       .n_blocks = s->n_blocks,
@@ -22,34 +22,34 @@ static void send_table(struct dc_core *c, struct dc_seq *s, const struct td_bloc
 /* The order matters: the endpoint, then the land, then the table that lets P push into it. */
 void dc_land(struct dc_core *c, struct dc_seq *s)
 {
-    struct td_block_ref *refs = nd_actions_copy(c->out, NULL, s->n_blocks * sizeof *refs);
-    uint8_t *address = nd_actions_copy(c->out, NULL, s->address.bytes);
+    struct td_block_ref *refs = nd_actions_copy(c->r.out, NULL, s->n_blocks * sizeof *refs);
+    uint8_t *address = nd_actions_copy(c->r.out, NULL, s->address.bytes);
     if (refs == NULL || address == NULL) {
         s->peer_told = true;
         dc_end(c, s, TD_ERR_NO_MEMORY, "no memory to send the block table");
         return;
     }
     for (uint32_t i = 0; i < s->n_blocks; i++) {
-        refs[i] = td_kv_pool_ref(c->pool, dc_blocks(c, s)[i]);
+        refs[i] = td_kv_pool_ref(c->r.pool, dc_blocks(c, s)[i]);
     }
     nd_spans_read(c->addresses, &s->address, 0, s->address.bytes, address);
-    struct nd_action *a = nd_actions_add(c->out, ND_DO_XFER);
+    struct nd_action *a = nd_actions_add(c->r.out, ND_DO_XFER);
     a->cmd.type = TD_XFER_CONNECT;
     a->cmd.epoch = s->peer;
     a->cmd.bytes = address;
     a->cmd.n_bytes = s->address.bytes;
     nd_spans_drop(c->addresses, &s->address);
-    a = nd_actions_add(c->out, ND_DO_XFER);
+    a = nd_actions_add(c->r.out, ND_DO_XFER);
     a->cmd = (struct td_xfer_cmd){.type = TD_XFER_LAND,
                                   .epoch = s->peer,
                                   .land = nd_work_handle(&s->w),
                                   .id = s->w.id,
-                                  .layout_id = c->p.layout_id,
+                                  .layout_id = c->r.p.layout_id,
                                   .blocks = refs,
                                   .n_blocks = s->n_blocks,
-                                  .n_layers = c->p.engine->n_layers};
+                                  .n_layers = c->r.p.engine->n_layers};
     s->land_open = true;
-    s->table_us = c->now;
+    s->table_us = c->r.now;
     send_table(c, s, refs);
 }
 
@@ -59,14 +59,14 @@ void dc_land(struct dc_core *c, struct dc_seq *s)
  * one are not accepted any more; until that is fenced, the land counts as open. */
 static void take_over(struct dc_core *c, struct dc_seq *s)
 {
-    struct td_wire_msg *m = nd_actions_peer_send(c->out, s->peer, TD_WIRE_TAKEN);
+    struct td_wire_msg *m = nd_actions_peer_send(c->r.out, s->peer, TD_WIRE_TAKEN);
     m->taken = (struct td_wire_taken){.id = s->w.id, .err = TD_OK};
     dc_unland(c, s);
-    s->taken_us = c->now;
+    s->taken_us = c->r.now;
     s->len = s->w.n_prompt;
     s->n_out = s->w.n_replayed + 1;
     s->last_token = s->first_token;
-    s->last_us = c->now;
+    s->last_us = c->r.now;
     TD_LOG(INFO, "dc_land",
            "req=%s attempt=%u prompt_tok=%u slices=%u kv_bytes=%" PRIu64 " transfer_us=%" PRId64
            " transport=%s",
@@ -74,17 +74,17 @@ static void take_over(struct dc_core *c, struct dc_seq *s)
            s->last_land_us - s->first_land_us, s->transport != NULL ? s->transport : "");
     if (s->finish == TD_FINISH_NONE) {
         s->finish =
-            nd_work_finish(&s->w, c->p.engine->max_model_len, s->w.n_replayed, s->first_token);
+            nd_work_finish(&s->w, c->r.p.engine->max_model_len, s->w.n_replayed, s->first_token);
     }
     if (s->finish != TD_FINISH_NONE) {
         td_growth_seen(&c->growth, 1, s->finish == TD_FINISH_LENGTH);
         dc_say_token(c, s, s->w.n_replayed, s->first_token, s->first_logprob, s->finish);
-        nd_tokens_flush(c->tokens, 0, c->out);
+        nd_tokens_flush(c->r.tokens, 0, c->r.out);
         dc_end(c, s, TD_OK, "answered by its first token");
         return;
     }
-    nd_actions_observe(c->out, ND_M_TRANSFER_US, (double)(s->last_land_us - s->first_land_us));
-    nd_actions_observe(c->out, ND_M_TRANSFER_BYTES, (double)s->kv_bytes);
+    nd_actions_observe(c->r.out, ND_M_TRANSFER_US, (double)(s->last_land_us - s->first_land_us));
+    nd_actions_observe(c->r.out, ND_M_TRANSFER_BYTES, (double)s->kv_bytes);
     s->first_owed = true;
     dc_set_state(c, s, DC_READY);
     dc_move_blocks(c, s, TD_BLK_RUNNING);
@@ -95,7 +95,7 @@ static void mismatch(struct dc_core *c, struct dc_seq *s, const char *why)
     TD_LOG(WARN, "KV does not verify, throwing it away",
            "req=%s attempt=%u peer=%016" PRIx64 " why=\"%s\"", s->w.req, s->w.id.attempt, s->peer,
            why);
-    struct td_wire_msg *m = nd_actions_peer_send(c->out, s->peer, TD_WIRE_TAKEN);
+    struct td_wire_msg *m = nd_actions_peer_send(c->r.out, s->peer, TD_WIRE_TAKEN);
     m->taken = (struct td_wire_taken){.id = s->w.id, .err = TD_ERR_KV_MISMATCH};
     s->peer_told = true;
     dc_end(c, s, TD_ERR_KV_MISMATCH, why);
@@ -117,15 +117,15 @@ static void advance(struct dc_core *c, struct dc_seq *s)
  * layer that takes its time; prefill's lease, its endpoint and the router's heartbeats judge that. */
 static void expect_slices(struct dc_core *c, struct dc_seq *s)
 {
-    int64_t at = s->has_record ? c->now + c->p.t_stall_us : s->w.budget_us;
-    nd_works_arm(c->works, &s->w, at < s->w.budget_us ? at : s->w.budget_us, false);
+    int64_t at = s->has_record ? c->r.now + c->r.p.t_stall_us : s->w.budget_us;
+    nd_works_arm(c->r.works, &s->w, at < s->w.budget_us ? at : s->w.budget_us, false);
 }
 
 /* ---- from the transfer thread ---- */
 
 static struct dc_seq *of_land(struct dc_core *c, uint64_t land)
 {
-    struct dc_seq *s = dc_of(nd_works_by_handle(c->works, land));
+    struct dc_seq *s = dc_of(nd_works_by_handle(c->r.works, land));
     return s != NULL && s->land_open ? s : NULL;
 }
 
@@ -142,9 +142,9 @@ void dc_on_landed(struct dc_core *c, const struct td_xfer_event *ev)
     s->n_landed = ev->n_slices;
     s->kv_bytes = ev->n_bytes;
     s->transport = ev->transport != NULL ? ev->transport : s->transport;
-    s->last_land_us = c->now;
+    s->last_land_us = c->r.now;
     if (first) {
-        s->first_land_us = c->now;
+        s->first_land_us = c->r.now;
     }
     expect_slices(c, s);
     dc_move_blocks(c, s, TD_BLK_FILLING);
@@ -155,7 +155,7 @@ void dc_on_land_bad(struct dc_core *c, const struct td_xfer_event *ev)
 {
     struct dc_seq *s = of_land(c, ev->land);
     if (s == NULL || s->state != DC_LANDING) {
-        nd_actions_observe(c->out, ND_M_STALE, 1);
+        nd_actions_observe(c->r.out, ND_M_STALE, 1);
         return;
     }
     mismatch(c, s, "a slice did not verify");
@@ -177,11 +177,11 @@ static struct dc_seq *of_record(struct dc_core *c, uint64_t peer, const struct t
 {
 #ifdef TD_BUG_DROPPED_EPOCH_CHECK
     uint32_t index = (uint32_t)m->land - 1;
-    return index < nd_works_capacity(c->works) ? dc_of(nd_works_slot(c->works, index)) : NULL;
+    return index < nd_works_capacity(c->r.works) ? dc_of(nd_works_slot(c->r.works, index)) : NULL;
 #endif
     struct dc_seq *s = of_land(c, m->land);
     return s != NULL && td_work_id_eq(&s->w.id, &m->id) && s->peer == peer && m->p_epoch == peer &&
-                   m->d_epoch == c->p.epoch
+                   m->d_epoch == c->r.p.epoch
                ? s
                : NULL;
 }
@@ -189,17 +189,17 @@ static struct dc_seq *of_record(struct dc_core *c, uint64_t peer, const struct t
 static const char *record_fault(const struct dc_core *c, const struct dc_seq *s,
                                 const struct td_wire_record *m)
 {
-    uint32_t layers = c->p.engine->n_layers;
-    if (m->layout_id != c->p.layout_id) {
+    uint32_t layers = c->r.p.engine->n_layers;
+    if (m->layout_id != c->r.p.layout_id) {
         return "record names another layout";
     }
-    if (m->numerics_id != c->p.engine->numerics_id) {
+    if (m->numerics_id != c->r.p.engine->numerics_id) {
         return "record names another numerics id";
     }
     if (m->n_tok != s->w.n_prompt) {
         return "record counts other tokens than the prompt's";
     }
-    if (m->first_token < 0 || (uint32_t)m->first_token >= c->p.engine->n_vocab) {
+    if (m->first_token < 0 || (uint32_t)m->first_token >= c->r.p.engine->n_vocab) {
         return "record's first token is not in the vocabulary";
     }
     if (m->seed != s->w.sampling.seed) {
@@ -217,7 +217,7 @@ void dc_on_record(struct dc_core *c, uint64_t peer, const struct td_wire_record 
     struct dc_seq *s = of_record(c, peer, m);
     if (s == NULL) {
         dc_stale(c, "record", &m->id);
-        struct td_wire_msg *t = nd_actions_peer_send(c->out, peer, TD_WIRE_TAKEN);
+        struct td_wire_msg *t = nd_actions_peer_send(c->r.out, peer, TD_WIRE_TAKEN);
         t->taken = (struct td_wire_taken){.id = m->id, .err = TD_ERR_STALE};
         return;
     }
@@ -258,8 +258,8 @@ void dc_on_abort(struct dc_core *c, uint64_t peer, const struct td_wire_abort *m
 
 void dc_on_peer_lost(struct dc_core *c, uint64_t peer, bool fenced)
 {
-    for (uint32_t i = 0; i < nd_works_capacity(c->works); i++) {
-        struct dc_seq *s = dc_of(nd_works_slot(c->works, i));
+    for (uint32_t i = 0; i < nd_works_capacity(c->r.works); i++) {
+        struct dc_seq *s = dc_of(nd_works_slot(c->r.works, i));
         if (s == NULL || s->local || s->peer != peer) {
             continue;
         }

@@ -11,7 +11,7 @@
 /* Who sits at seat i and holds blocks for a request that goes on; or NULL. */
 static struct dc_seq *holder_at(const struct dc_core *c, uint32_t i)
 {
-    struct dc_seq *s = dc_of(nd_works_at(c->works, c->seated[i]));
+    struct dc_seq *s = dc_of(nd_works_at(c->r.works, c->seated[i]));
     return s != NULL && s->state != DC_ENDING ? s : NULL;
 }
 
@@ -19,7 +19,7 @@ static struct dc_seq *holder_at(const struct dc_core *c, uint32_t i)
 
 static struct td_growth_seq expected(const struct dc_core *c, const struct dc_seq *s)
 {
-    uint32_t max_out = nd_work_max_output(&s->w, c->p.engine->max_model_len);
+    uint32_t max_out = nd_work_max_output(&s->w, c->r.p.engine->max_model_len);
     uint32_t held = s->len > s->w.n_prompt ? s->len : s->w.n_prompt;
     uint32_t out = td_growth_expect(&c->growth, s->n_out, max_out);
     uint32_t last =
@@ -31,7 +31,7 @@ static struct td_growth_seq expected(const struct dc_core *c, const struct dc_se
 static bool fits(struct dc_core *c, const struct dc_seq *newcomer)
 {
     uint32_t n = 0;
-    for (uint32_t i = 0; i < nd_slots_size(c->seats); i++) {
+    for (uint32_t i = 0; i < nd_slots_size(c->r.seats); i++) {
         const struct dc_seq *s = holder_at(c, i);
         if (s != NULL) {
             c->account[n++] = expected(c, s);
@@ -42,38 +42,38 @@ static bool fits(struct dc_core *c, const struct dc_seq *newcomer)
     }
     c->account[n++] = expected(c, newcomer);
     /* The rest pays for what the account cannot see: when a landing request starts to grow. */
-    uint32_t usable = td_kv_pool_size(c->pool) - td_kv_pool_count(c->pool, TD_BLK_QUARANTINED);
+    uint32_t usable = td_kv_pool_size(c->r.pool) - td_kv_pool_count(c->r.pool, TD_BLK_QUARANTINED);
     usable -= usable / ROOM_MARGIN;
-    return td_growth_peak(c->account, n, c->p.engine->layout.block_tok) <= usable;
+    return td_growth_peak(c->account, n, c->r.p.engine->layout.block_tok) <= usable;
 }
 
 /* The head of the line gets its blocks, or the line waits: nobody small overtakes it for ever. */
 static bool admit_head(struct dc_core *c)
 {
-    struct td_queue_item *it = td_queue_head(c->queue);
-    if (it == NULL || nd_slots_free(c->seats) == 0 || c->n_held > 0 || c->owed_blk > 0) {
+    struct td_queue_item *it = td_queue_head(c->r.queue);
+    if (it == NULL || nd_slots_free(c->r.seats) == 0 || c->n_held > 0 || c->owed_blk > 0) {
         return false;
     }
     struct dc_seq *s = td_heap_entry(it, struct dc_seq, line);
-    uint32_t bt = c->p.engine->layout.block_tok;
+    uint32_t bt = c->r.p.engine->layout.block_tok;
     uint32_t need = (s->w.n_prompt + bt - 1) / bt;
-    if (need > td_kv_pool_count(c->pool, TD_BLK_FREE) ||
-        (s->local && nd_slots_free(c->slots) <= c->n_ready) || !fits(c, s)) {
+    if (need > td_kv_pool_count(c->r.pool, TD_BLK_FREE) ||
+        (s->local && nd_slots_free(c->r.slots) <= c->n_ready) || !fits(c, s)) {
         return false;
     }
     int64_t key = it->key;
-    td_queue_remove(c->queue, it);
-    s->seat = nd_slots_take(c->seats);
+    td_queue_remove(c->r.queue, it);
+    s->seat = nd_slots_take(c->r.seats);
     c->seated[s->seat - 1] = s->w.ref;
-    td_err e = td_kv_pool_take(c->pool, nd_work_handle(&s->w), TD_BLK_RESERVED, s->w.budget_us,
+    td_err e = td_kv_pool_take(c->r.pool, nd_work_handle(&s->w), TD_BLK_RESERVED, s->w.budget_us,
                                need, dc_blocks(c, s));
     TD_INSIST(e == TD_OK);
     s->n_blocks = need;
     if (s->local) {
-        c->queued_tok -= s->w.n_prompt;
-        s->slot = nd_slots_take(c->slots);
+        c->r.queued_tok -= s->w.n_prompt;
+        s->slot = nd_slots_take(c->r.slots);
         dc_set_state(c, s, DC_PREFILL);
-        td_batch_join_prefill(&c->batch, &s->batch, key, s->w.number, s->w.n_prompt);
+        td_batch_join_prefill(&c->r.batch, &s->batch, key, s->w.number, s->w.n_prompt);
     } else {
         dc_set_state(c, s, DC_LANDING);
         dc_land(c, s);
@@ -99,7 +99,7 @@ static bool matters_less(const struct dc_seq *a, const struct dc_seq *b)
 static struct dc_seq *choose_victim(const struct dc_core *c)
 {
     struct dc_seq *worst = NULL;
-    for (uint32_t i = 0; i < nd_slots_size(c->seats); i++) {
+    for (uint32_t i = 0; i < nd_slots_size(c->r.seats); i++) {
         struct dc_seq *s = holder_at(c, i);
         if (s != NULL && (worst == NULL || matters_less(s, worst))) {
             worst = s;
@@ -110,8 +110,8 @@ static struct dc_seq *choose_victim(const struct dc_core *c)
 
 static bool take_block(struct dc_core *c, struct dc_seq *s)
 {
-    if (s->n_blocks == c->seat_len ||
-        td_kv_pool_take(c->pool, nd_work_handle(&s->w), TD_BLK_RUNNING, s->w.budget_us, 1,
+    if (s->n_blocks == c->r.seat_len ||
+        td_kv_pool_take(c->r.pool, nd_work_handle(&s->w), TD_BLK_RUNNING, s->w.budget_us, 1,
                         dc_blocks(c, s) + s->n_blocks) != TD_OK) {
         return false;
     }
@@ -138,7 +138,7 @@ static bool find_room(struct dc_core *c, struct dc_seq *s)
             c->n_held++;
             return true;
         }
-        struct dc_seq *victim = s->n_blocks == c->seat_len ? s : choose_victim(c);
+        struct dc_seq *victim = s->n_blocks == c->r.seat_len ? s : choose_victim(c);
         end_for_room(c, victim);
         if (victim == s) {
             return false;
@@ -149,16 +149,16 @@ static bool find_room(struct dc_core *c, struct dc_seq *s)
 
 void dc_grow(struct dc_core *c)
 {
-    TD_REQUIRE(c->running == 0);
-    uint32_t bt = c->p.engine->layout.block_tok;
+    TD_REQUIRE(c->r.running == 0);
+    uint32_t bt = c->r.p.engine->layout.block_tok;
     uint32_t n = 0;
-    for (struct td_batch_item *it = c->batch.decode.first; it != NULL; it = it->next) {
+    for (struct td_batch_item *it = c->r.batch.decode.first; it != NULL; it = it->next) {
         it->held = false;
         c->scratch[n++] = td_heap_entry(it, struct dc_seq, batch)->w.ref;
     }
     c->n_held = 0;
     for (uint32_t i = 0; i < n; i++) {
-        struct dc_seq *s = dc_of(nd_works_at(c->works, c->scratch[i]));
+        struct dc_seq *s = dc_of(nd_works_at(c->r.works, c->scratch[i]));
         if (s != NULL && s->state == DC_RUNNING && s->len / bt >= s->n_blocks) {
             (void)find_room(c, s);
         }

@@ -56,20 +56,20 @@ void dc_set_state(struct dc_core *c, struct dc_seq *s, enum dc_state to)
     c->n_ready -= s->state == DC_READY;
     c->n_ready += to == DC_READY;
     s->state = to;
-    s->w.since_us = c->now;
+    s->w.since_us = c->r.now;
     switch (to) {
     case DC_FREE:
     case DC_QUEUED: /* the line keeps its deadline */
-        nd_works_disarm(c->works, &s->w);
+        nd_works_disarm(c->r.works, &s->w);
         break;
     case DC_LANDING: /* the stall clock starts with the first byte: dc_on_landed */
     case DC_READY:
     case DC_PREFILL:
     case DC_RUNNING:
-        nd_works_arm(c->works, &s->w, s->w.budget_us, false);
+        nd_works_arm(c->r.works, &s->w, s->w.budget_us, false);
         break;
     case DC_ENDING:
-        nd_works_arm(c->works, &s->w, c->now + c->p.t_stall_us, true);
+        nd_works_arm(c->r.works, &s->w, c->r.now + c->r.p.t_stall_us, true);
         break;
     case DC_STATES:
         break;
@@ -79,7 +79,7 @@ void dc_set_state(struct dc_core *c, struct dc_seq *s, enum dc_state to)
 uint32_t *dc_blocks(const struct dc_core *c, const struct dc_seq *s)
 {
     TD_REQUIRE(s->seat != 0);
-    return c->seat_blocks + (size_t)(s->seat - 1) * c->seat_len;
+    return c->r.seat_blocks + (size_t)(s->seat - 1) * c->r.seat_len;
 }
 
 void dc_ledger(struct dc_core *c, const struct dc_seq *s, td_err e)
@@ -87,7 +87,7 @@ void dc_ledger(struct dc_core *c, const struct dc_seq *s, td_err e)
     if (e != TD_OK) {
         TD_LOG(ERROR, "ledger refused, our bug", "req=%s state=%s err=%s", s->w.req,
                rows[s->state].name, td_err_code(e));
-        c->broken = true;
+        c->r.broken = true;
     }
 }
 
@@ -95,14 +95,14 @@ void dc_move_blocks(struct dc_core *c, struct dc_seq *s, enum td_blk_state to)
 {
     if (s->n_blocks > 0) {
         dc_ledger(c, s,
-                  td_kv_pool_move(c->pool, nd_work_handle(&s->w), dc_blocks(c, s), s->n_blocks, to,
-                                  s->w.timer.at_us));
+                  td_kv_pool_move(c->r.pool, nd_work_handle(&s->w), dc_blocks(c, s), s->n_blocks,
+                                  to, s->w.timer.at_us));
     }
 }
 
 void dc_stale(struct dc_core *c, const char *what, const struct td_work_id *id)
 {
-    nd_actions_observe(c->out, ND_M_STALE, 1);
+    nd_actions_observe(c->r.out, ND_M_STALE, 1);
     TD_LOG(DEBUG, "stale message dropped", "what=%s counter=%" PRIu64 " attempt=%u", what,
            id->counter, id->attempt);
 }
@@ -117,14 +117,15 @@ static struct td_wire_stages stages_of(const struct dc_core *c, const struct dc_
     g.output_tokens = s->n_out - s->w.n_replayed;
     g.kv_bytes = s->kv_bytes;
     if (s->local) {
-        g.prefill_queue_us = (uint64_t)((s->exec_us != 0 ? s->exec_us : c->now) - s->w.arrived_us);
+        g.prefill_queue_us =
+            (uint64_t)((s->exec_us != 0 ? s->exec_us : c->r.now) - s->w.arrived_us);
         g.prefill_us = s->token_us != 0 ? (uint64_t)(s->token_us - s->exec_us) : 0;
     }
     if (s->last_land_us > s->first_land_us) {
         g.transfer_us = (uint64_t)(s->last_land_us - s->first_land_us);
     }
     if (s->taken_us != 0) {
-        int64_t started = s->decode_us != 0 ? s->decode_us : c->now;
+        int64_t started = s->decode_us != 0 ? s->decode_us : c->r.now;
         g.decode_queue_us = (uint64_t)(started - s->taken_us);
     }
     if (s->decode_us != 0 && s->last_us > s->decode_us) {
@@ -137,21 +138,21 @@ static void observe_end(struct dc_core *c, const struct dc_seq *s, td_err err,
                         const struct td_wire_stages *g)
 {
     if (err == TD_ERR_CANCELLED) {
-        nd_actions_observe(c->out, ND_M_CANCELLED, rows[s->state].phase);
+        nd_actions_observe(c->r.out, ND_M_CANCELLED, rows[s->state].phase);
         return;
     }
     if (s->state == DC_LANDING && err != TD_OK) {
-        nd_actions_observe(c->out, ND_M_TRANSFER_FAILED, err);
+        nd_actions_observe(c->r.out, ND_M_TRANSFER_FAILED, err);
     }
-    nd_actions_observe(c->out, ND_M_FINISHED, err == TD_OK ? s->finish : TD_FINISH_ERROR);
+    nd_actions_observe(c->r.out, ND_M_FINISHED, err == TD_OK ? s->finish : TD_FINISH_ERROR);
     if (g->decode_us > 0) {
-        nd_actions_observe(c->out, ND_M_DECODE_US, (double)g->decode_us);
+        nd_actions_observe(c->r.out, ND_M_DECODE_US, (double)g->decode_us);
     }
 }
 
 static void tell_done(struct dc_core *c, const struct dc_seq *s, td_err err)
 {
-    struct nd_done *d = nd_actions_done(c->out);
+    struct nd_done *d = nd_actions_done(c->r.out);
     nd_work_done(&s->w, d);
     d->decode = true;
     d->local = s->local;
@@ -167,7 +168,7 @@ static void tell_done(struct dc_core *c, const struct dc_seq *s, td_err err)
     d->record_us = s->taken_us;
     d->decode_us = s->decode_us;
     d->last_us = s->last_us;
-    d->ended_us = c->now;
+    d->ended_us = c->r.now;
     d->n_output = s->n_out - s->w.n_replayed;
     d->n_slices = s->n_landed;
     d->kv_bytes = s->kv_bytes;
@@ -185,7 +186,7 @@ static void tell_router(struct dc_core *c, struct dc_seq *s, td_err err, const c
            s->w.req, s->w.id.attempt, td_err_code(err), rows[s->state].name, g.output_tokens,
            g.decode_queue_us, g.decode_us, text);
     if (!s->w.mute) {
-        struct td_wire_msg *m = nd_actions_send(c->out, s->w.id.router_epoch, TD_WIRE_END);
+        struct td_wire_msg *m = nd_actions_send(c->r.out, s->w.id.router_epoch, TD_WIRE_END);
         m->end = (struct td_wire_end){.id = s->w.id, .err = err, .text = text, .stages = g};
     }
 }
@@ -194,7 +195,7 @@ static void tell_router(struct dc_core *c, struct dc_seq *s, td_err err, const c
 static void tell_prefill(struct dc_core *c, struct dc_seq *s, td_err err)
 {
     if (s->state == DC_LANDING && err != TD_OK && !s->peer_told) {
-        struct td_wire_msg *m = nd_actions_peer_send(c->out, s->peer, TD_WIRE_ABORT);
+        struct td_wire_msg *m = nd_actions_peer_send(c->r.out, s->peer, TD_WIRE_ABORT);
         m->abort = (struct td_wire_abort){.id = s->w.id, .land = nd_work_handle(&s->w), .err = err};
     }
 }
@@ -203,7 +204,7 @@ void dc_unland(struct dc_core *c, struct dc_seq *s)
 {
     if (s->land_open && !s->unlanding) {
         s->unlanding = true;
-        struct nd_action *a = nd_actions_add(c->out, ND_DO_XFER);
+        struct nd_action *a = nd_actions_add(c->r.out, ND_DO_XFER);
         a->cmd.type = TD_XFER_UNLAND;
         a->cmd.land = nd_work_handle(&s->w);
     }
@@ -212,32 +213,33 @@ void dc_unland(struct dc_core *c, struct dc_seq *s)
 static void leave_lines(struct dc_core *c, struct dc_seq *s)
 {
     if (td_queue_holds(&s->line)) {
-        td_queue_remove(c->queue, &s->line);
-        c->queued_tok -= s->local ? s->w.n_prompt : 0;
+        td_queue_remove(c->r.queue, &s->line);
+        c->r.queued_tok -= s->local ? s->w.n_prompt : 0;
     }
-    td_batch_leave(&c->batch, &s->batch);
+    td_batch_leave(&c->r.batch, &s->batch);
 }
 
 /* Nobody reads or writes the blocks any more. */
 static void close_seq(struct dc_core *c, struct dc_seq *s)
 {
     if (s->n_blocks > 0) {
-        dc_ledger(c, s,
-                  td_kv_pool_release(c->pool, nd_work_handle(&s->w), dc_blocks(c, s), s->n_blocks));
+        dc_ledger(
+            c, s,
+            td_kv_pool_release(c->r.pool, nd_work_handle(&s->w), dc_blocks(c, s), s->n_blocks));
         c->owed_blk -= s->victim ? s->n_blocks : 0;
         s->n_blocks = 0;
     }
     if (s->seat != 0) {
         c->seated[s->seat - 1] = (struct td_seq_ref){0};
     }
-    nd_slots_give(c->seats, s->seat);
-    nd_slots_give(c->slots, s->slot);
+    nd_slots_give(c->r.seats, s->seat);
+    nd_slots_give(c->r.slots, s->slot);
     nd_spans_drop(c->addresses, &s->address);
     if (s->state != DC_ENDING) {
         dc_set_state(c, s, DC_ENDING);
     }
     dc_set_state(c, s, DC_FREE);
-    nd_works_close(c->works, &s->w);
+    nd_works_close(c->r.works, &s->w);
 }
 
 void dc_end(struct dc_core *c, struct dc_seq *s, td_err err, const char *text)
@@ -282,7 +284,7 @@ static void budget_spent(struct dc_core *c, struct dc_seq *s)
 
 static void queue_spent(struct dc_core *c, struct dc_seq *s)
 {
-    if (c->now >= s->w.budget_us) {
+    if (c->r.now >= s->w.budget_us) {
         budget_spent(c, s);
     } else {
         dc_end(c, s, TD_ERR_STALE, "ticket expired before there was room");
@@ -291,7 +293,7 @@ static void queue_spent(struct dc_core *c, struct dc_seq *s)
 
 static void land_spent(struct dc_core *c, struct dc_seq *s)
 {
-    if (c->now >= s->w.budget_us) {
+    if (c->r.now >= s->w.budget_us) {
         budget_spent(c, s);
     } else {
         dc_end(c, s, TD_ERR_STALLED, "transfer made no progress");
@@ -302,11 +304,11 @@ static void land_spent(struct dc_core *c, struct dc_seq *s)
  * later one live on. */
 static void close_peer(struct dc_core *c, uint64_t peer)
 {
-    struct nd_action *a = nd_actions_add(c->out, ND_DO_XFER);
+    struct nd_action *a = nd_actions_add(c->r.out, ND_DO_XFER);
     a->cmd.type = TD_XFER_CLOSE;
     a->cmd.epoch = peer;
-    for (uint32_t i = 0; i < nd_works_capacity(c->works); i++) {
-        struct dc_seq *s = dc_of(nd_works_slot(c->works, i));
+    for (uint32_t i = 0; i < nd_works_capacity(c->r.works); i++) {
+        struct dc_seq *s = dc_of(nd_works_slot(c->r.works, i));
         if (s != NULL && s->land_open && s->peer == peer) {
             s->closing = true;
             s->close_fences = s->unlanding;
@@ -324,7 +326,7 @@ static void ending_overdue(struct dc_core *c, struct dc_seq *s)
     if (s->land_open) {
         close_peer(c, s->peer);
     }
-    nd_works_arm(c->works, &s->w, c->now + c->p.t_stall_us, true);
+    nd_works_arm(c->r.works, &s->w, c->r.now + c->r.p.t_stall_us, true);
     dc_move_blocks(c, s, TD_BLK_QUARANTINED);
 }
 
@@ -332,55 +334,55 @@ static void ending_overdue(struct dc_core *c, struct dc_seq *s)
 
 static void refuse(struct dc_core *c, const struct td_work_id *id, td_err err)
 {
-    nd_actions_observe(c->out, ND_M_REFUSED, err);
+    nd_actions_observe(c->r.out, ND_M_REFUSED, err);
     TD_LOG(INFO, "dc_land", "counter=%" PRIu64 " attempt=%u refused=%s", id->counter, id->attempt,
            td_err_code(err));
-    struct td_wire_msg *m = nd_actions_send(c->out, id->router_epoch, TD_WIRE_END);
+    struct td_wire_msg *m = nd_actions_send(c->r.out, id->router_epoch, TD_WIRE_END);
     m->end = (struct td_wire_end){
         .id = *id, .err = err, .text = td_err_text(err), .stages.transport = ""};
-    nd_works_bury(c->works, id, ND_GRAVE_ENDED);
+    nd_works_bury(c->r.works, id, ND_GRAVE_ENDED);
 }
 
 /* Why this request cannot be taken, before anything is held. */
 static td_err admit_check(const struct dc_core *c, const struct td_wire_reserve *m)
 {
-    if (c->draining) {
+    if (c->r.draining) {
         return TD_ERR_DRAINING;
     }
     if (m->mode == TD_RESERVE_LOCAL) {
-        if (!c->p.local_prefill) {
+        if (!c->r.p.local_prefill) {
             return TD_ERR_UNSUPPORTED;
         }
     } else if (m->mode != TD_RESERVE_REMOTE || m->p_address_len == 0 ||
                m->p_address_len > TD_WIRE_MAX_ADDR || m->ticket.p_epoch == 0) {
         return TD_ERR_BAD_REQUEST;
-    } else if (m->ticket.d_epoch != c->p.epoch) {
+    } else if (m->ticket.d_epoch != c->r.p.epoch) {
         return TD_ERR_STALE;
     }
     if (m->r.budget_ms == 0) {
         return TD_ERR_BUDGET;
     }
-    if (td_queue_count(c->queue) >= c->p.max_queue) {
+    if (td_queue_count(c->r.queue) >= c->r.p.max_queue) {
         return TD_ERR_OVERLOADED;
     }
-    return nd_request_check(&c->p, &m->r);
+    return nd_request_check(&c->r.p, &m->r);
 }
 
 static td_err open_seq(struct dc_core *c, const struct td_wire_reserve *m, struct dc_seq **out_seq)
 {
     struct nd_work *w = NULL;
-    TD_TRY(nd_works_open(c->works, &m->r, c->now, &w));
+    TD_TRY(nd_works_open(c->r.works, &m->r, c->r.now, &w));
     struct dc_seq *s = dc_of(w);
     s->local = m->mode == TD_RESERVE_LOCAL;
     s->n_out = w->n_replayed;
     if (!s->local) {
         td_err e = nd_spans_put(c->addresses, m->p_address, m->p_address_len, &s->address);
         if (e != TD_OK) {
-            nd_works_close(c->works, w);
+            nd_works_close(c->r.works, w);
             return e;
         }
         s->ticket = m->ticket;
-        s->ticket_until_us = c->now + (int64_t)m->ticket.life_ms * 1000;
+        s->ticket_until_us = c->r.now + (int64_t)m->ticket.life_ms * 1000;
         s->peer = m->ticket.p_epoch;
     }
     *out_seq = s;
@@ -389,8 +391,8 @@ static td_err open_seq(struct dc_core *c, const struct td_wire_reserve *m, struc
 
 void dc_on_reserve(struct dc_core *c, const struct td_wire_reserve *m, td_err decode_err)
 {
-    enum nd_grave grave = nd_works_buried(c->works, &m->r.id);
-    if (nd_works_find(c->works, &m->r.id) != NULL || grave == ND_GRAVE_ENDED) {
+    enum nd_grave grave = nd_works_buried(c->r.works, &m->r.id);
+    if (nd_works_find(c->r.works, &m->r.id) != NULL || grave == ND_GRAVE_ENDED) {
         dc_stale(c, "reserve", &m->r.id);
         return;
     }
@@ -407,14 +409,14 @@ void dc_on_reserve(struct dc_core *c, const struct td_wire_reserve *m, td_err de
         until = s->ticket_until_us;
     }
     dc_set_state(c, s, DC_QUEUED);
-    TD_INSIST(td_queue_push(c->queue, &s->line, s->w.priority, c->now, until) == TD_OK);
-    c->queued_tok += s->local ? s->w.n_prompt : 0;
+    TD_INSIST(td_queue_push(c->r.queue, &s->line, s->w.priority, c->r.now, until) == TD_OK);
+    c->r.queued_tok += s->local ? s->w.n_prompt : 0;
 }
 
 /* Legal in every state, idempotent; a cancel that comes before its request stops it there. */
 void dc_on_cancel(struct dc_core *c, uint64_t router, const struct td_wire_cancel *m)
 {
-    struct dc_seq *s = dc_of(nd_works_find(c->works, &m->id));
+    struct dc_seq *s = dc_of(nd_works_find(c->r.works, &m->id));
     bool known = s != NULL;
     bool ends = known && s->state != DC_ENDING;
 #ifdef TD_BUG_LOST_CANCEL
@@ -422,9 +424,9 @@ void dc_on_cancel(struct dc_core *c, uint64_t router, const struct td_wire_cance
 #endif
     if (ends) {
         dc_end(c, s, TD_ERR_CANCELLED, "cancelled by the router");
-    } else if (!known && nd_works_buried(c->works, &m->id) == ND_GRAVE_NONE) {
-        nd_works_bury(c->works, &m->id, ND_GRAVE_CANCELLED);
+    } else if (!known && nd_works_buried(c->r.works, &m->id) == ND_GRAVE_NONE) {
+        nd_works_bury(c->r.works, &m->id, ND_GRAVE_CANCELLED);
     }
-    struct td_wire_msg *a = nd_actions_send(c->out, router, TD_WIRE_CANCEL_ACK);
+    struct td_wire_msg *a = nd_actions_send(c->r.out, router, TD_WIRE_CANCEL_ACK);
     a->cancel_ack = (struct td_wire_cancel_ack){.id = m->id, .known = known};
 }

@@ -16,22 +16,9 @@ static void pf_destroy(void *core)
     if (c == NULL) {
         return;
     }
-    (void)nd_works_destroy(c->works);
-    (void)td_queue_destroy(c->queue);
-    (void)td_kv_pool_destroy(c->pool);
-    (void)nd_slots_destroy(c->seats);
-    (void)nd_slots_destroy(c->slots);
+    nd_role_fini(&c->r);
     (void)nd_spans_destroy(c->tables);
-    (void)nd_tokens_destroy(c->tokens);
-    free(c->plan);
-    free(c->flight);
-    free(c->seat_blocks);
     free(c);
-}
-
-static uint32_t min_u32(uint32_t a, uint32_t b)
-{
-    return a < b ? a : b;
 }
 
 /* Header and framing of a slice message, generously. */
@@ -42,44 +29,24 @@ static uint32_t push_limit(const struct nd_core_params *p)
     const struct td_kv_layout *l = &p->engine->layout;
     uint32_t blocks = l->slice_bytes > 0 ? (TD_XFER_MAX_MSG - PUSH_OVERHEAD) / l->slice_bytes
                                          : p->chunk_tokens / l->block_tok;
-    return min_u32(blocks * l->block_tok, p->chunk_tokens);
+    return nd_min_u32(blocks * l->block_tok, p->chunk_tokens);
 }
 
-static td_err build(struct pf_core *c)
+static td_err build(struct pf_core *c, const struct nd_core_params *p)
 {
-    const struct td_engine_info *e = c->p.engine;
-    uint32_t bt = e->layout.block_tok;
     /* Half may be computed already and wait for decode. */
-    uint32_t n_seats = min_u32(c->p.max_seqs * 2, TD_XFER_MAX_PUSHES);
-    struct nd_works_params wp = {.capacity = c->p.max_queue + n_seats,
-                                 .work_bytes = sizeof(struct pf_seq),
-                                 .prompt_bytes = nd_prompt_bytes(&c->p)};
-    TD_TRY(nd_works_create(&wp, &c->works));
-    TD_TRY(td_kv_pool_create(e->n_blocks, &c->pool));
-    c->push_tok = push_limit(&c->p);
-    c->push_window = min_u32(TD_XFER_MAX_PUSHES / n_seats, PF_PUSH_WINDOW);
+    struct nd_role_shape shape = {.n_seats = nd_role_seats(p, TD_XFER_MAX_PUSHES),
+                                  .work_bytes = sizeof(struct pf_seq),
+                                  .n_tokens = p->engine->max_rows};
+    TD_TRY(nd_role_init(&c->r, p, &shape));
+    c->push_tok = push_limit(p);
+    c->push_window = nd_min_u32(TD_XFER_MAX_PUSHES / shape.n_seats, PF_PUSH_WINDOW);
     if (c->push_tok == 0) {
         return TD_ERR_CONFIG; /* one slice is longer than a message */
     }
-    c->queue = td_queue_create(c->p.max_queue);
-    c->seats = nd_slots_create(n_seats);
-    c->slots = nd_slots_create(min_u32(c->p.max_seqs, e->max_slots));
-    c->tables = nd_spans_create((size_t)e->n_blocks * 4 * sizeof(struct td_block_ref) +
-                                (size_t)wp.capacity * ND_SPAN_PAGE_BYTES);
-    c->tokens = nd_tokens_create(e->max_rows);
-    c->plan = td_zalloc(e->max_rows, sizeof *c->plan);
-    c->flight = td_zalloc(e->max_rows, sizeof *c->flight);
-    c->seat_len = min_u32((e->max_model_len + bt - 1) / bt, e->n_blocks);
-    c->seat_blocks = td_zalloc((size_t)n_seats * c->seat_len, sizeof *c->seat_blocks);
-    if (c->queue == NULL || c->seats == NULL || c->slots == NULL || c->tables == NULL ||
-        c->tokens == NULL || c->plan == NULL || c->flight == NULL || c->seat_blocks == NULL) {
-        return TD_ERR_NO_MEMORY;
-    }
-    struct td_batch_params bp = {.max_rows = e->max_rows,
-                                 .max_tokens = min_u32(c->p.max_batched_tokens, e->max_tokens),
-                                 .chunk_tok = c->p.chunk_tokens,
-                                 .unit_tok = bt};
-    return td_batch_init(&c->batch, &bp) ? TD_OK : TD_ERR_CONFIG;
+    c->tables = nd_spans_create((size_t)p->engine->n_blocks * 4 * sizeof(struct td_block_ref) +
+                                (size_t)nd_works_capacity(c->r.works) * ND_SPAN_PAGE_BYTES);
+    return c->tables != NULL ? TD_OK : TD_ERR_NO_MEMORY;
 }
 
 static td_err pf_create(const struct nd_core_params *p, void **out_core)
@@ -89,10 +56,7 @@ static td_err pf_create(const struct nd_core_params *p, void **out_core)
     if (c == NULL) {
         return TD_ERR_NO_MEMORY;
     }
-    c->p = *p;
-    c->next_ticket = 1;
-    c->drain_until_us = TD_NEVER;
-    td_err e = build(c);
+    td_err e = build(c, p);
     if (e != TD_OK) {
         pf_destroy(c);
         return e;
@@ -105,11 +69,9 @@ static td_err pf_create(const struct nd_core_params *p, void **out_core)
 
 static void end_all(struct pf_core *c, uint64_t router, td_err err, const char *text)
 {
-    for (uint32_t i = 0; i < nd_works_capacity(c->works); i++) {
-        struct pf_seq *s = pf_of(nd_works_slot(c->works, i));
-        if (s == NULL || (router != 0 && s->w.id.router_epoch != router)) {
-            continue;
-        }
+    struct nd_work *w;
+    for (uint32_t at = 0; (w = nd_role_next(&c->r, &at, router)) != NULL;) {
+        struct pf_seq *s = pf_of(w);
         s->w.mute = s->w.mute || router != 0;
         if (s->state != PF_ENDING) {
             pf_end(c, s, err, text);
@@ -119,9 +81,7 @@ static void end_all(struct pf_core *c, uint64_t router, td_err err, const char *
 
 static void on_msg(struct pf_core *c, const struct nd_event *ev)
 {
-    const struct td_work_id *id = nd_msg_work(ev->msg);
-    if (id != NULL && id->router_epoch != ev->router_epoch) {
-        nd_actions_observe(c->out, ND_M_STALE, 1);
+    if (nd_role_is_foreign(&c->r, ev)) {
         return;
     }
     if (ev->msg->type == TD_WIRE_PREFILL) {
@@ -129,11 +89,8 @@ static void on_msg(struct pf_core *c, const struct nd_event *ev)
     } else if (ev->msg->type == TD_WIRE_CANCEL) {
         pf_on_cancel(c, ev->router_epoch, &ev->msg->cancel);
     } else if (ev->msg->type == TD_WIRE_RESERVE) {
-        struct td_wire_msg *m = nd_actions_send(c->out, ev->router_epoch, TD_WIRE_END);
-        m->end = (struct td_wire_end){.id = ev->msg->reserve.r.id,
-                                      .err = TD_ERR_UNSUPPORTED,
-                                      .text = "this node has the prefill role",
-                                      .stages.transport = ""};
+        nd_role_refuse(&c->r, ev->router_epoch, &ev->msg->reserve.r.id,
+                       "this node has the prefill role");
     }
 }
 
@@ -143,7 +100,7 @@ static void on_xfer(struct pf_core *c, const struct nd_event *ev)
     switch (x->type) {
     case TD_XFER_MSG:
         if (ev->msg == NULL || ev->decode_err != TD_OK) {
-            nd_actions_observe(c->out, ND_M_STALE, 1);
+            nd_actions_observe(c->r.out, ND_M_STALE, 1);
         } else if (ev->msg->type == TD_WIRE_TABLE) {
             pf_on_table(c, x->epoch, &ev->msg->table);
         } else if (ev->msg->type == TD_WIRE_TAKEN) {
@@ -172,20 +129,17 @@ static void on_xfer(struct pf_core *c, const struct nd_event *ev)
 static void expire(struct pf_core *c)
 {
     struct td_queue_item *it;
-    while ((it = td_queue_pop_due(c->queue, c->now)) != NULL) {
+    while ((it = td_queue_pop_due(c->r.queue, c->r.now)) != NULL) {
         struct pf_seq *s = td_heap_entry(it, struct pf_seq, line);
-        c->queued_tok -= s->w.n_prompt;
+        c->r.queued_tok -= s->w.n_prompt;
         pf_on_timeout(c, s);
     }
     struct nd_work *w;
-    while ((w = nd_works_due(c->works, c->now)) != NULL) {
+    while ((w = nd_works_due(c->r.works, c->r.now)) != NULL) {
         pf_on_timeout(c, pf_of(w));
     }
     pf_stash_expire(c);
-    if (c->drain_until_us <= c->now) {
-        c->drain_until_us = TD_NEVER;
-        TD_LOG(WARN, "drain limit reached, ending what is left", "works=%u",
-               nd_works_count(c->works));
+    if (nd_role_drain_over(&c->r)) {
         end_all(c, 0, TD_ERR_DRAINING, "drain limit reached");
     }
 }
@@ -193,8 +147,8 @@ static void expire(struct pf_core *c)
 static void pf_step(void *core, int64_t now_us, const struct nd_event *ev, struct nd_actions *out)
 {
     struct pf_core *c = core;
-    c->now = now_us;
-    c->out = out;
+    c->r.now = now_us;
+    c->r.out = out;
     expire(c);
     switch (ev->type) {
     case ND_EV_ROUTER_UP:
@@ -213,17 +167,12 @@ static void pf_step(void *core, int64_t now_us, const struct nd_event *ev, struc
         on_xfer(c, ev);
         break;
     case ND_EV_DRAIN:
-        c->draining = true;
-        c->drain_until_us =
-            ev->deadline_us < c->drain_until_us ? ev->deadline_us : c->drain_until_us;
-        break;
     case ND_EV_UNDRAIN:
-        c->draining = false;
-        c->drain_until_us = TD_NEVER;
+        (void)nd_role_drain(&c->r, ev);
         break;
     }
     pf_run(c);
-    c->out = NULL;
+    c->r.out = NULL;
 }
 
 /* ---- looking in ---- */
@@ -231,44 +180,33 @@ static void pf_step(void *core, int64_t now_us, const struct nd_event *ev, struc
 static int64_t pf_next_deadline(const void *core)
 {
     const struct pf_core *c = core;
-    int64_t at = nd_works_next_deadline(c->works);
-    int64_t other[] = {td_queue_next_deadline(c->queue), pf_stash_deadline(c), c->drain_until_us};
-    for (unsigned i = 0; i < TD_COUNT(other); i++) {
-        at = other[i] < at ? other[i] : at;
-    }
-    return at;
+    int64_t at = nd_role_next_deadline(&c->r);
+    int64_t stash = pf_stash_deadline(c);
+    return stash < at ? stash : at;
 }
 
 static void pf_state(const void *core, struct td_wire_state *out)
 {
     const struct pf_core *c = core;
-    out->draining = c->draining;
+    nd_role_state(&c->r, out);
     out->role = TD_ROLE_PREFILL;
-    out->queued_requests = (uint32_t)td_queue_count(c->queue);
-    out->running_requests = nd_works_count(c->works) - out->queued_requests;
-    out->queued_prompt_tok = c->queued_tok + c->batch.todo_tok;
-    for (unsigned s = 0; s < TD_BLK_STATES; s++) {
-        out->blocks[s] = td_kv_pool_count(c->pool, (enum td_blk_state)s);
-    }
-    out->prefill_us_per_ktok = c->us_per_ktok;
     out->decode_step_us = 0;
 }
 
 static uint32_t pf_work_count(const void *core)
 {
-    return nd_works_count(((const struct pf_core *)core)->works);
+    return nd_works_count(((const struct pf_core *)core)->r.works);
 }
 
 static uint32_t pf_waits(const void *core, struct nd_wait *out, uint32_t cap)
 {
     const struct pf_core *c = core;
     uint32_t n = 0;
-    for (uint32_t i = 0; i < nd_works_capacity(c->works) && n < cap; i++) {
-        const struct pf_seq *s = pf_of(nd_works_slot(c->works, i));
-        if (s != NULL) {
-            int64_t at = s->state == PF_QUEUED ? s->line.wait.at_us : s->w.timer.at_us;
-            out[n++] = (struct nd_wait){s->w.id, pf_state_wait(s->state), s->w.since_us, at};
-        }
+    struct nd_work *w;
+    for (uint32_t i = 0; n < cap && (w = nd_role_next(&c->r, &i, 0)) != NULL;) {
+        const struct pf_seq *s = pf_of(w);
+        int64_t at = s->state == PF_QUEUED ? s->line.wait.at_us : s->w.timer.at_us;
+        out[n++] = (struct nd_wait){s->w.id, pf_state_wait(s->state), s->w.since_us, at};
     }
     for (uint32_t i = 0; i < PF_MAX_STASH && n < cap; i++) {
         const struct pf_stash *x = &c->stash[i];
@@ -283,9 +221,10 @@ static uint32_t pf_waits(const void *core, struct nd_wait *out, uint32_t cap)
 static void pf_count(const void *core, struct nd_counts *out)
 {
     const struct pf_core *c = core;
-    for (uint32_t i = 0; i < nd_works_capacity(c->works); i++) {
-        const struct pf_seq *s = pf_of(nd_works_slot(c->works, i));
-        if (s == NULL || s->state == PF_ENDING) {
+    struct nd_work *w;
+    for (uint32_t i = 0; (w = nd_role_next(&c->r, &i, 0)) != NULL;) {
+        const struct pf_seq *s = pf_of(w);
+        if (s->state == PF_ENDING) {
             continue;
         }
         out->blocks += s->state == PF_QUEUED;
@@ -314,40 +253,27 @@ static bool blocks_ok(const struct pf_core *c, const struct pf_seq *s)
         [PF_HANDING] = 1u << TD_BLK_PARKED,
         [PF_ENDING] = 1u << TD_BLK_QUARANTINED,
     };
-    return s->n_blocks == 0 || td_kv_pool_owns(c->pool, nd_work_handle(&s->w), pf_blocks(c, s),
+    return s->n_blocks == 0 || td_kv_pool_owns(c->r.pool, nd_work_handle(&s->w), pf_blocks(c, s),
                                                s->n_blocks, allowed[s->state]);
 }
 
 static td_err pf_check(const void *core)
 {
     const struct pf_core *c = core;
-    TD_TRY(td_kv_pool_check(c->pool));
-    TD_TRY(nd_works_check(c->works));
-    uint32_t blocks = 0;
-    uint32_t seats = 0;
-    uint32_t slots = 0;
-    for (uint32_t i = 0; i < nd_works_capacity(c->works); i++) {
-        const struct pf_seq *s = pf_of(nd_works_slot(c->works, i));
-        if (s == NULL) {
-            continue;
-        }
-        blocks += s->n_blocks;
-        seats += s->seat != 0;
-        slots += s->slot != 0;
+    struct nd_role_sums sums = {0};
+    struct nd_work *w;
+    for (uint32_t at = 0; (w = nd_role_next(&c->r, &at, 0)) != NULL;) {
+        const struct pf_seq *s = pf_of(w);
+        sums.blocks += s->n_blocks;
+        sums.seats += s->seat != 0;
+        sums.slots += s->slot != 0;
         if (!timer_ok(s) || !blocks_ok(c, s)) {
             TD_LOG(ERROR, "prefill request breaks an invariant", "req=%s state=%s timer=%d",
                    s->w.req, pf_state_name(s->state), timer_ok(s));
             return TD_ERR_INTERNAL;
         }
     }
-    uint32_t held = td_kv_pool_held(c->pool);
-    if (c->broken || held != blocks || seats != nd_slots_size(c->seats) - nd_slots_free(c->seats) ||
-        slots != nd_slots_size(c->slots) - nd_slots_free(c->slots)) {
-        TD_LOG(ERROR, "prefill blocks do not add up", "held=%u owned=%u seats=%u slots=%u", held,
-               blocks, seats, slots);
-        return TD_ERR_INTERNAL;
-    }
-    return TD_OK;
+    return nd_role_check(&c->r, &sums);
 }
 
 const struct nd_role_ops pf_role_ops = {

@@ -14,8 +14,8 @@ void pf_move_blocks(struct pf_core *c, struct pf_seq *s, enum td_blk_state to)
 {
     if (s->n_blocks > 0) {
         pf_ledger(c, s,
-                  td_kv_pool_move(c->pool, nd_work_handle(&s->w), pf_blocks(c, s), s->n_blocks, to,
-                                  s->w.timer.at_us));
+                  td_kv_pool_move(c->r.pool, nd_work_handle(&s->w), pf_blocks(c, s), s->n_blocks,
+                                  to, s->w.timer.at_us));
     }
 }
 
@@ -27,10 +27,10 @@ void pf_release_blocks(struct pf_core *c, struct pf_seq *s)
 #endif
             pf_ledger(
                 c, s,
-                td_kv_pool_release(c->pool, nd_work_handle(&s->w), pf_blocks(c, s), s->n_blocks));
+                td_kv_pool_release(c->r.pool, nd_work_handle(&s->w), pf_blocks(c, s), s->n_blocks));
         s->n_blocks = 0;
     }
-    nd_slots_give(c->seats, s->seat);
+    nd_slots_give(c->r.seats, s->seat);
     s->seat = 0;
 }
 
@@ -39,7 +39,7 @@ struct td_wire_stages pf_stages(const struct pf_core *c, const struct pf_seq *s)
     struct td_wire_stages g = {.prompt_tokens = s->w.n_prompt,
                                .transport = s->transport != NULL ? s->transport : "",
                                .kv_bytes = s->kv_bytes};
-    int64_t started = s->exec_us != 0 ? s->exec_us : c->now;
+    int64_t started = s->exec_us != 0 ? s->exec_us : c->r.now;
     g.prefill_queue_us = (uint64_t)(started - s->w.arrived_us);
     if (s->has_token) {
         g.prefill_us = (uint64_t)(s->token_us - s->exec_us);
@@ -58,27 +58,27 @@ static void observe_end(struct pf_core *c, const struct pf_seq *s, td_err err,
                         const struct td_wire_stages *g)
 {
     if (err == TD_ERR_CANCELLED) {
-        nd_actions_observe(c->out, ND_M_CANCELLED, pf_state_phase(s->state));
+        nd_actions_observe(c->r.out, ND_M_CANCELLED, pf_state_phase(s->state));
         return;
     }
     if (err != TD_OK) {
-        nd_actions_observe(c->out, ND_M_FINISHED, TD_FINISH_ERROR);
+        nd_actions_observe(c->r.out, ND_M_FINISHED, TD_FINISH_ERROR);
         if (s->has_table) {
-            nd_actions_observe(c->out, ND_M_TRANSFER_FAILED, err);
+            nd_actions_observe(c->r.out, ND_M_TRANSFER_FAILED, err);
         }
         return;
     }
-    nd_actions_observe(c->out, ND_M_FINISHED, s->finish);
+    nd_actions_observe(c->r.out, ND_M_FINISHED, s->finish);
     if (g->kv_bytes > 0) {
-        nd_actions_observe(c->out, ND_M_TRANSFER_US, (double)g->transfer_us);
-        nd_actions_observe(c->out, ND_M_TRANSFER_EXPOSED_US, (double)g->transfer_exposed_us);
-        nd_actions_observe(c->out, ND_M_TRANSFER_BYTES, (double)g->kv_bytes);
+        nd_actions_observe(c->r.out, ND_M_TRANSFER_US, (double)g->transfer_us);
+        nd_actions_observe(c->r.out, ND_M_TRANSFER_EXPOSED_US, (double)g->transfer_exposed_us);
+        nd_actions_observe(c->r.out, ND_M_TRANSFER_BYTES, (double)g->kv_bytes);
     }
 }
 
 static void tell_done(struct pf_core *c, const struct pf_seq *s, td_err err)
 {
-    struct nd_done *d = nd_actions_done(c->out);
+    struct nd_done *d = nd_actions_done(c->r.out);
     nd_work_done(&s->w, d);
     d->phase = pf_state_phase(s->state);
     d->err = err;
@@ -90,9 +90,9 @@ static void tell_done(struct pf_core *c, const struct pf_seq *s, td_err err)
     d->xfer_last_us = s->last_done_us;
     d->record_us = s->record_us;
     d->last_us = d->token_us;
-    d->ended_us = c->now;
+    d->ended_us = c->r.now;
     d->n_output = s->has_token ? 1 : 0;
-    d->n_slices = s->n_pushes * c->p.engine->n_layers;
+    d->n_slices = s->n_pushes * c->r.p.engine->n_layers;
     d->kv_bytes = s->kv_bytes;
     d->transport = s->transport != NULL ? s->transport : "";
 }
@@ -108,7 +108,7 @@ static void tell_router(struct pf_core *c, struct pf_seq *s, td_err err, const c
            s->w.req, s->w.id.attempt, td_err_code(err), pf_state_name(s->state), s->n_pushes,
            g.kv_bytes, g.transfer_us, g.transfer_exposed_us, g.transport, text);
     if (!s->w.mute) {
-        struct td_wire_msg *m = nd_actions_send(c->out, s->w.id.router_epoch, TD_WIRE_END);
+        struct td_wire_msg *m = nd_actions_send(c->r.out, s->w.id.router_epoch, TD_WIRE_END);
         m->end = (struct td_wire_end){.id = s->w.id, .err = err, .text = text, .stages = g};
     }
 }
@@ -116,8 +116,8 @@ static void tell_router(struct pf_core *c, struct pf_seq *s, td_err err, const c
 /* A message to D that waits for this request's slices only. */
 struct td_wire_msg *pf_to_decode(struct pf_core *c, const struct pf_seq *s, enum td_wire_type type)
 {
-    struct td_wire_msg *m = nd_actions_peer_send(c->out, s->peer, type);
-    c->out->list[c->out->n - 1].cmd.land = s->land;
+    struct td_wire_msg *m = nd_actions_peer_send(c->r.out, s->peer, type);
+    c->r.out->list[c->r.out->n - 1].cmd.land = s->land;
     return m;
 }
 
@@ -133,7 +133,7 @@ static void tell_decode(struct pf_core *c, struct pf_seq *s, td_err err)
 void pf_cancel_pushes(struct pf_core *c, struct pf_seq *s)
 {
     for (uint32_t i = 0; i < s->n_open; i++) {
-        struct nd_action *a = nd_actions_add(c->out, ND_DO_XFER);
+        struct nd_action *a = nd_actions_add(c->r.out, ND_DO_XFER);
         a->cmd.type = TD_XFER_PUSH_CANCEL;
         a->cmd.push = pf_push_handle(s, s->open[i]);
     }
@@ -143,23 +143,23 @@ void pf_cancel_pushes(struct pf_core *c, struct pf_seq *s)
 static void close_seq(struct pf_core *c, struct pf_seq *s)
 {
     pf_release_blocks(c, s);
-    nd_slots_give(c->slots, s->slot);
+    nd_slots_give(c->r.slots, s->slot);
     nd_spans_drop(c->tables, &s->table);
     if (s->state != PF_ENDING) {
         pf_set_state(c, s, PF_ENDING);
     }
     pf_set_state(c, s, PF_FREE);
-    nd_works_close(c->works, &s->w);
+    nd_works_close(c->r.works, &s->w);
 }
 
 void pf_end(struct pf_core *c, struct pf_seq *s, td_err err, const char *text)
 {
     TD_REQUIRE(s->state != PF_FREE && s->state != PF_ENDING);
     if (td_queue_holds(&s->line)) {
-        td_queue_remove(c->queue, &s->line);
-        c->queued_tok -= s->w.n_prompt;
+        td_queue_remove(c->r.queue, &s->line);
+        c->r.queued_tok -= s->w.n_prompt;
     }
-    td_batch_leave(&c->batch, &s->batch);
+    td_batch_leave(&c->r.batch, &s->batch);
     pf_cancel_pushes(c, s); /* before the message, which would wait for them */
     tell_decode(c, s, err);
     tell_router(c, s, err, text);
@@ -181,11 +181,11 @@ void pf_finish_ending(struct pf_core *c, struct pf_seq *s)
 /* What has been posted to the peer until now ends with CLOSED; what comes later does not. */
 static void close_peer(struct pf_core *c, uint64_t peer)
 {
-    struct nd_action *a = nd_actions_add(c->out, ND_DO_XFER);
+    struct nd_action *a = nd_actions_add(c->r.out, ND_DO_XFER);
     a->cmd.type = TD_XFER_CLOSE;
     a->cmd.epoch = peer;
-    for (uint32_t i = 0; i < nd_works_capacity(c->works); i++) {
-        struct pf_seq *s = pf_of(nd_works_slot(c->works, i));
+    for (uint32_t i = 0; i < nd_works_capacity(c->r.works); i++) {
+        struct pf_seq *s = pf_of(nd_works_slot(c->r.works, i));
         if (s != NULL && s->has_table && s->peer == peer && s->n_open > 0) {
             s->closing = true;
         }
@@ -202,6 +202,6 @@ void pf_ending_overdue(struct pf_core *c, struct pf_seq *s)
     if (s->n_open > 0) {
         close_peer(c, s->peer);
     }
-    nd_works_arm(c->works, &s->w, c->now + c->p.t_stall_us, true);
+    nd_works_arm(c->r.works, &s->w, c->r.now + c->r.p.t_stall_us, true);
     pf_move_blocks(c, s, TD_BLK_QUARANTINED);
 }

@@ -9,7 +9,7 @@
 uint32_t *pf_blocks(const struct pf_core *c, const struct pf_seq *s)
 {
     TD_REQUIRE(s->seat != 0);
-    return c->seat_blocks + (size_t)(s->seat - 1) * c->seat_len;
+    return c->r.seat_blocks + (size_t)(s->seat - 1) * c->r.seat_len;
 }
 
 void pf_ledger(struct pf_core *c, const struct pf_seq *s, td_err e)
@@ -17,7 +17,7 @@ void pf_ledger(struct pf_core *c, const struct pf_seq *s, td_err e)
     if (e != TD_OK) {
         TD_LOG(ERROR, "ledger refused, our bug", "req=%s state=%s err=%s", s->w.req,
                pf_state_name(s->state), td_err_code(e));
-        c->broken = true;
+        c->r.broken = true;
     }
 }
 
@@ -35,26 +35,26 @@ uint64_t pf_push_handle(const struct pf_seq *s, uint32_t number)
 /* The head of the line gets its blocks, or the line waits: nobody small overtakes it for ever. */
 static bool admit_head(struct pf_core *c)
 {
-    struct td_queue_item *it = td_queue_head(c->queue);
-    if (it == NULL || nd_slots_free(c->slots) == 0 || nd_slots_free(c->seats) == 0) {
+    struct td_queue_item *it = td_queue_head(c->r.queue);
+    if (it == NULL || nd_slots_free(c->r.slots) == 0 || nd_slots_free(c->r.seats) == 0) {
         return false;
     }
     struct pf_seq *s = td_heap_entry(it, struct pf_seq, line);
-    uint32_t bt = c->p.engine->layout.block_tok;
+    uint32_t bt = c->r.p.engine->layout.block_tok;
     uint32_t need = (s->w.n_prompt + bt - 1) / bt;
-    if (need > td_kv_pool_count(c->pool, TD_BLK_FREE)) {
+    if (need > td_kv_pool_count(c->r.pool, TD_BLK_FREE)) {
         return false;
     }
-    td_queue_remove(c->queue, it);
-    c->queued_tok -= s->w.n_prompt;
-    s->seat = nd_slots_take(c->seats);
-    s->slot = nd_slots_take(c->slots);
-    td_err e = td_kv_pool_take(c->pool, nd_work_handle(&s->w), TD_BLK_RESERVED, s->w.budget_us,
+    td_queue_remove(c->r.queue, it);
+    c->r.queued_tok -= s->w.n_prompt;
+    s->seat = nd_slots_take(c->r.seats);
+    s->slot = nd_slots_take(c->r.slots);
+    td_err e = td_kv_pool_take(c->r.pool, nd_work_handle(&s->w), TD_BLK_RESERVED, s->w.budget_us,
                                need, pf_blocks(c, s));
     TD_INSIST(e == TD_OK);
     s->n_blocks = need;
     pf_set_state(c, s, PF_EXEC);
-    td_batch_join_prefill(&c->batch, &s->batch, it->key, s->w.number, s->w.n_prompt);
+    td_batch_join_prefill(&c->r.batch, &s->batch, it->key, s->w.number, s->w.n_prompt);
     return true;
 }
 
@@ -62,10 +62,10 @@ static bool admit_head(struct pf_core *c)
 
 static void first_chunk(struct pf_core *c, struct pf_seq *s)
 {
-    s->exec_us = c->now;
-    nd_actions_observe(c->out, ND_M_PREFILL_QUEUE_US, (double)(c->now - s->w.arrived_us));
+    s->exec_us = c->r.now;
+    nd_actions_observe(c->r.out, ND_M_PREFILL_QUEUE_US, (double)(c->r.now - s->w.arrived_us));
     pf_ledger(c, s,
-              td_kv_pool_move(c->pool, nd_work_handle(&s->w), pf_blocks(c, s), s->n_blocks,
+              td_kv_pool_move(c->r.pool, nd_work_handle(&s->w), pf_blocks(c, s), s->n_blocks,
                               TD_BLK_FILLING, s->w.budget_us));
 }
 
@@ -73,18 +73,18 @@ static void first_chunk(struct pf_core *c, struct pf_seq *s)
 static bool fill_row(struct pf_core *c, struct pf_seq *s, const struct td_batch_row *plan,
                      struct td_row *row)
 {
-    uint32_t bt = c->p.engine->layout.block_tok;
+    uint32_t bt = c->r.p.engine->layout.block_tok;
     uint32_t end = s->submitted_tok + plan->n;
     uint32_t n_blocks = (end + bt - 1) / bt;
-    const int32_t *tokens = nd_work_tokens(c->works, &s->w, s->submitted_tok, plan->n, c->out);
+    const int32_t *tokens = nd_work_tokens(c->r.works, &s->w, s->submitted_tok, plan->n, c->r.out);
     const td_block_id *table =
-        nd_actions_copy(c->out, pf_blocks(c, s), (size_t)n_blocks * sizeof *table);
+        nd_actions_copy(c->r.out, pf_blocks(c, s), (size_t)n_blocks * sizeof *table);
     if (tokens == NULL || table == NULL) {
         return false;
     }
     uint32_t want = TD_PUSH_LAYERS;
     if (plan->last) {
-        nd_work_seq_set(c->works, &s->w, s->slot - 1, NULL, c->out);
+        nd_work_seq_set(c->r.works, &s->w, s->slot - 1, NULL, c->r.out);
         want |= s->w.sampling.logprobs > 0 ? TD_WANT_LOGPROBS : 0;
     }
     *row = (struct td_row){.seq = s->w.ref,
@@ -103,7 +103,7 @@ static uint32_t fill_rows(struct pf_core *c, uint32_t n_plan, struct td_row *row
     uint32_t n = 0;
     c->flight_tok = 0;
     for (uint32_t i = 0; i < n_plan; i++) {
-        const struct td_batch_row *plan = &c->plan[i];
+        const struct td_batch_row *plan = &c->r.plan[i];
         struct pf_seq *s = td_heap_entry(plan->item, struct pf_seq, batch);
         if (s->exec_us == 0) {
             first_chunk(c, s);
@@ -113,8 +113,8 @@ static uint32_t fill_rows(struct pf_core *c, uint32_t n_plan, struct td_row *row
             continue;
         }
         s->submitted_tok += plan->n;
-        s->step = c->next_ticket;
-        c->flight[n++] = s->w.ref;
+        s->step = c->r.next_ticket;
+        c->r.flight[n++] = s->w.ref;
         c->flight_tok += plan->n;
     }
     return n;
@@ -122,23 +122,23 @@ static uint32_t fill_rows(struct pf_core *c, uint32_t n_plan, struct td_row *row
 
 static void start_step(struct pf_core *c)
 {
-    uint32_t n_plan = td_batch_plan(&c->batch, c->plan, c->batch.p.max_rows);
+    uint32_t n_plan = td_batch_plan(&c->r.batch, c->r.plan, c->r.batch.p.max_rows);
     if (n_plan == 0) {
         return;
     }
-    struct td_row *rows = nd_actions_copy(c->out, NULL, n_plan * sizeof *rows);
+    struct td_row *rows = nd_actions_copy(c->r.out, NULL, n_plan * sizeof *rows);
     uint32_t n = fill_rows(c, n_plan, rows);
     if (n == 0) {
         return;
     }
-    struct nd_action *a = nd_actions_add(c->out, ND_DO_STEP);
+    struct nd_action *a = nd_actions_add(c->r.out, ND_DO_STEP);
     a->rows = rows;
     a->n_rows = n;
-    c->running = c->next_ticket++;
-    c->n_flight = n;
-    nd_actions_observe(c->out, ND_M_BATCH_TOKENS, c->flight_tok);
+    c->r.running = c->r.next_ticket++;
+    c->r.n_flight = n;
+    nd_actions_observe(c->r.out, ND_M_BATCH_TOKENS, c->flight_tok);
     for (uint32_t i = 0; i < n; i++) {
-        struct pf_seq *s = pf_of(nd_works_at(c->works, c->flight[i]));
+        struct pf_seq *s = pf_of(nd_works_at(c->r.works, c->r.flight[i]));
         TD_INSIST(s != NULL);
         pf_push_more(c, s);
     }
@@ -148,7 +148,7 @@ void pf_run(struct pf_core *c)
 {
     while (admit_head(c)) {
     }
-    if (c->running == 0) {
+    if (c->r.running == 0) {
         start_step(c);
     }
 }
@@ -157,8 +157,8 @@ void pf_run(struct pf_core *c)
 static td_err row_result(const struct pf_core *c, const struct td_step_result *r, uint32_t i,
                          const struct td_row_result **out_row)
 {
-    if (i >= r->n_rows || r->rows[i].seq.index != c->flight[i].index ||
-        r->rows[i].seq.generation != c->flight[i].generation) {
+    if (i >= r->n_rows || r->rows[i].seq.index != c->r.flight[i].index ||
+        r->rows[i].seq.generation != c->r.flight[i].generation) {
         return TD_ERR_SEQ_FAILED;
     }
     *out_row = &r->rows[i];
@@ -168,21 +168,22 @@ static td_err row_result(const struct pf_core *c, const struct td_step_result *r
 /* The last chunk's sample becomes the first token: to the router at once. */
 static td_err take_token(struct pf_core *c, struct pf_seq *s, const struct td_row_result *row)
 {
-    if (row->n_ids == 0 || row->ids[0] < 0 || (uint32_t)row->ids[0] >= c->p.engine->n_vocab) {
+    if (row->n_ids == 0 || row->ids[0] < 0 || (uint32_t)row->ids[0] >= c->r.p.engine->n_vocab) {
         return TD_ERR_SEQ_FAILED;
     }
     s->has_token = true;
-    s->token_us = c->now;
+    s->token_us = c->r.now;
     s->first_token = row->ids[0];
     s->first_logprob = row->logprobs[0];
-    s->finish = nd_work_finish(&s->w, c->p.engine->max_model_len, s->w.n_replayed, s->first_token);
+    s->finish =
+        nd_work_finish(&s->w, c->r.p.engine->max_model_len, s->w.n_replayed, s->first_token);
     if (!s->w.mute) {
         struct td_wire_token t = {.id = s->w.id,
                                   .index = s->w.n_replayed,
                                   .token = s->first_token,
                                   .logprob = s->first_logprob,
                                   .finish = s->finish};
-        nd_tokens_add(c->tokens, &t);
+        nd_tokens_add(c->r.tokens, &t);
     }
     return TD_OK;
 }
@@ -194,30 +195,31 @@ static void learn_cost(struct pf_core *c, const struct td_step_result *r)
     }
     uint64_t cost = (uint64_t)r->exec_us * 1000 / c->flight_tok;
     cost = cost < UINT32_MAX / 8 ? cost : UINT32_MAX / 8;
-    c->us_per_ktok = c->us_per_ktok == 0 ? (uint32_t)cost
-                                         : (uint32_t)(((uint64_t)c->us_per_ktok * 7 + cost) / 8);
+    c->r.us_per_ktok = c->r.us_per_ktok == 0
+                           ? (uint32_t)cost
+                           : (uint32_t)(((uint64_t)c->r.us_per_ktok * 7 + cost) / 8);
 }
 
 void pf_on_step(struct pf_core *c, const struct td_step_result *r)
 {
-    if (c->running == 0 || r->ticket != c->running) {
+    if (c->r.running == 0 || r->ticket != c->r.running) {
         TD_LOG(ERROR, "result of a step that does not run, dropped", "ticket=%" PRIu64, r->ticket);
         return;
     }
-    c->running = 0;
+    c->r.running = 0;
     learn_cost(c, r);
     /* All tokens of the step in one message before anything that follows from them. */
-    for (uint32_t i = 0; i < c->n_flight; i++) {
-        struct pf_seq *s = pf_of(nd_works_at(c->works, c->flight[i]));
+    for (uint32_t i = 0; i < c->r.n_flight; i++) {
+        struct pf_seq *s = pf_of(nd_works_at(c->r.works, c->r.flight[i]));
         const struct td_row_result *row = NULL;
         if (s != NULL && s->state == PF_EXEC && s->submitted_tok == s->w.n_prompt &&
             row_result(c, r, i, &row) == TD_OK) {
             (void)take_token(c, s, row); /* without a token the row fails below */
         }
     }
-    nd_tokens_flush(c->tokens, r->ticket, c->out);
-    for (uint32_t i = 0; i < c->n_flight; i++) {
-        struct pf_seq *s = pf_of(nd_works_at(c->works, c->flight[i]));
+    nd_tokens_flush(c->r.tokens, r->ticket, c->r.out);
+    for (uint32_t i = 0; i < c->r.n_flight; i++) {
+        struct pf_seq *s = pf_of(nd_works_at(c->r.works, c->r.flight[i]));
         const struct td_row_result *row = NULL;
         if (s == NULL) {
             continue;
@@ -226,7 +228,7 @@ void pf_on_step(struct pf_core *c, const struct td_step_result *r)
         bool tokenless = s->submitted_tok == s->w.n_prompt && !s->has_token;
         pf_on_row(c, s, e == TD_OK && tokenless ? TD_ERR_SEQ_FAILED : e);
     }
-    c->n_flight = 0;
+    c->r.n_flight = 0;
 }
 
 /* ---- pushes ---- */
@@ -235,32 +237,32 @@ void pf_on_step(struct pf_core *c, const struct td_step_result *r)
 static bool push_range(struct pf_core *c, struct pf_seq *s, uint32_t from, uint32_t to,
                        td_ticket ticket)
 {
-    uint32_t bt = c->p.engine->layout.block_tok;
+    uint32_t bt = c->r.p.engine->layout.block_tok;
     uint32_t first = from / bt;
     uint32_t n = (to + bt - 1) / bt - first;
     uint32_t first_block = (from - s->first_tok) / bt;
-    struct td_block_ref *dst = nd_actions_copy(c->out, NULL, n * sizeof *dst);
-    const uint32_t *src = nd_actions_copy(c->out, pf_blocks(c, s) + first, n * sizeof *src);
+    struct td_block_ref *dst = nd_actions_copy(c->r.out, NULL, n * sizeof *dst);
+    const uint32_t *src = nd_actions_copy(c->r.out, pf_blocks(c, s) + first, n * sizeof *src);
     if (dst == NULL || src == NULL) {
         return false;
     }
     nd_spans_read(c->tables, &s->table, first_block * (uint32_t)sizeof *dst,
                   n * (uint32_t)sizeof *dst, dst);
     uint32_t number = s->n_pushes + 1;
-    struct nd_action *a = nd_actions_add(c->out, ND_DO_XFER);
+    struct nd_action *a = nd_actions_add(c->r.out, ND_DO_XFER);
     a->cmd = (struct td_xfer_cmd){.type = TD_XFER_PUSH,
                                   .epoch = s->peer,
                                   .land = s->land,
                                   .push = pf_push_handle(s, number),
                                   .id = s->w.id,
-                                  .layout_id = c->p.layout_id,
+                                  .layout_id = c->r.p.layout_id,
                                   .blocks = dst,
                                   .src = src,
                                   .n_blocks = n,
                                   .first_block = first_block,
                                   .chunk = s->n_pushes,
                                   .ticket = ticket,
-                                  .n_layers = c->p.engine->n_layers};
+                                  .n_layers = c->r.p.engine->n_layers};
     s->n_pushes = number;
     s->open[s->n_open++] = number;
     s->pushed_tok = to;

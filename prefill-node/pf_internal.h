@@ -7,14 +7,8 @@
 #ifndef TD_PREFILL_NODE_PF_INTERNAL_H
 #define TD_PREFILL_NODE_PF_INTERNAL_H
 
-#include "common/kv/pool.h"
-#include "common/node/core.h"
-#include "common/node/slots.h"
+#include "common/node/role.h"
 #include "common/node/span.h"
-#include "common/node/tokens.h"
-#include "common/node/work.h"
-#include "common/sched/batch.h"
-#include "common/sched/queue.h"
 
 #define PF_PUSH_WINDOW 16 /* pushes of one request that may be under way, at most */
 #define PF_MAX_STASH   64 /* tables that arrived before their request */
@@ -78,32 +72,13 @@ struct pf_stash {
 };
 
 struct pf_core {
-    struct nd_core_params p;
-    struct nd_works *works;         /* owned */
-    struct td_queue *queue;         /* owned */
-    struct td_kv_pool *pool;        /* owned */
-    struct nd_slots *seats, *slots; /* owned */
-    struct nd_spans *tables;        /* owned: D's block tables */
-    struct nd_tokens *tokens;       /* owned */
-    struct td_batch batch;
-    struct td_batch_row *plan; /* owned [max_rows] */
-    struct td_seq_ref *flight; /* owned [max_rows]: rows of the running step */
-    uint32_t *seat_blocks;     /* owned [seats][seat_len] */
-    uint32_t seat_len;
-    uint32_t push_window; /* so that all seats together stay within TD_XFER_MAX_PUSHES */
+    struct nd_role r;        /* first */
+    struct nd_spans *tables; /* owned: D's block tables */
+    uint32_t push_window;    /* so that all seats together stay within TD_XFER_MAX_PUSHES */
     uint32_t
         push_tok; /* of one push at most: a chunk, or less when its message would be too long */
-    uint32_t n_flight, flight_tok;
-    td_ticket running, next_ticket; /* running: 0 when no step is under way */
+    uint32_t flight_tok;
     struct pf_stash stash[PF_MAX_STASH];
-    uint64_t queued_tok;  /* prompt tokens in the queue */
-    uint32_t us_per_ktok; /* recent */
-    bool draining;
-    int64_t drain_until_us; /* TD_NEVER */
-    bool broken;            /* the ledger refused a move: our bug, shown by check() */
-    /* Of the event being handled. */
-    int64_t now;
-    struct nd_actions *out;
 };
 
 /* ---- pf_seq.c: states ---- */

@@ -71,22 +71,22 @@ void pf_set_state(struct pf_core *c, struct pf_seq *s, enum pf_state to)
     TD_LOG(DEBUG, "pf state", "req=%s attempt=%u from=%s to=%s", s->w.req, s->w.id.attempt,
            rows[s->state].name, rows[to].name);
     s->state = to;
-    s->w.since_us = c->now;
+    s->w.since_us = c->r.now;
     switch (to) {
     case PF_FREE:
     case PF_QUEUED: /* the line keeps its deadline */
-        nd_works_disarm(c->works, &s->w);
+        nd_works_disarm(c->r.works, &s->w);
         break;
     case PF_EXEC:
-        nd_works_arm(c->works, &s->w, s->w.budget_us, false);
+        nd_works_arm(c->r.works, &s->w, s->w.budget_us, false);
         break;
     case PF_PARKED:
     case PF_PUSHING:
     case PF_HANDING:
-        nd_works_arm(c->works, &s->w, c->now + c->p.t_lease_us, false);
+        nd_works_arm(c->r.works, &s->w, c->r.now + c->r.p.t_lease_us, false);
         break;
     case PF_ENDING:
-        nd_works_arm(c->works, &s->w, c->now + c->p.t_stall_us, true);
+        nd_works_arm(c->r.works, &s->w, c->r.now + c->r.p.t_stall_us, true);
         break;
     case PF_STATES:
         break;
@@ -104,7 +104,7 @@ static void lease_spent(struct pf_core *c, struct pf_seq *s)
 {
     if (s->finish != TD_FINISH_NONE) {
         pf_end(c, s, TD_OK, "answered by its first token");
-    } else if (c->now >= s->w.budget_us) {
+    } else if (c->r.now >= s->w.budget_us) {
         budget_spent(c, s);
     } else {
         pf_end(c, s, TD_ERR_LEASE, "decode did not take the KV in time");
@@ -121,45 +121,45 @@ void pf_on_timeout(struct pf_core *c, struct pf_seq *s)
 
 static void refuse(struct pf_core *c, const struct td_work_id *id, td_err err, const char *text)
 {
-    nd_actions_observe(c->out, ND_M_REFUSED, err);
+    nd_actions_observe(c->r.out, ND_M_REFUSED, err);
     TD_LOG(INFO, "pf_queue", "counter=%" PRIu64 " attempt=%u refused=%s", id->counter, id->attempt,
            td_err_code(err));
-    struct td_wire_msg *m = nd_actions_send(c->out, id->router_epoch, TD_WIRE_END);
+    struct td_wire_msg *m = nd_actions_send(c->r.out, id->router_epoch, TD_WIRE_END);
     m->end = (struct td_wire_end){.id = *id, .err = err, .text = text, .stages.transport = ""};
-    nd_works_bury(c->works, id, ND_GRAVE_ENDED);
+    nd_works_bury(c->r.works, id, ND_GRAVE_ENDED);
     pf_stash_drop_id(c, id);
 }
 
 /* Why this request cannot be taken, before anything is held. */
 static td_err admit_check(const struct pf_core *c, const struct td_wire_prefill *m)
 {
-    if (c->draining) {
+    if (c->r.draining) {
         return TD_ERR_DRAINING;
     }
-    if (m->ticket.p_epoch != c->p.epoch) {
+    if (m->ticket.p_epoch != c->r.p.epoch) {
         return TD_ERR_STALE;
     }
     if (m->r.budget_ms == 0) {
         return TD_ERR_BUDGET;
     }
-    return nd_request_check(&c->p, &m->r);
+    return nd_request_check(&c->r.p, &m->r);
 }
 
 void pf_on_prefill(struct pf_core *c, const struct td_wire_prefill *m, td_err decode_err)
 {
-    enum nd_grave grave = nd_works_buried(c->works, &m->r.id);
-    if (nd_works_find(c->works, &m->r.id) != NULL || grave == ND_GRAVE_ENDED) {
-        nd_actions_observe(c->out, ND_M_STALE, 1);
+    enum nd_grave grave = nd_works_buried(c->r.works, &m->r.id);
+    if (nd_works_find(c->r.works, &m->r.id) != NULL || grave == ND_GRAVE_ENDED) {
+        nd_actions_observe(c->r.out, ND_M_STALE, 1);
         return;
     }
     td_err e = grave == ND_GRAVE_CANCELLED ? TD_ERR_CANCELLED : decode_err;
     e = e == TD_OK ? admit_check(c, m) : e;
     struct nd_work *w = NULL;
-    if (e == TD_OK && td_queue_count(c->queue) >= c->p.max_queue) {
+    if (e == TD_OK && td_queue_count(c->r.queue) >= c->r.p.max_queue) {
         e = TD_ERR_OVERLOADED;
     }
     if (e == TD_OK) {
-        e = nd_works_open(c->works, &m->r, c->now, &w);
+        e = nd_works_open(c->r.works, &m->r, c->r.now, &w);
     }
     if (e != TD_OK) {
         refuse(c, &m->r.id, e, td_err_text(e));
@@ -167,19 +167,19 @@ void pf_on_prefill(struct pf_core *c, const struct td_wire_prefill *m, td_err de
     }
     struct pf_seq *s = pf_of(w);
     s->ticket = m->ticket;
-    s->ticket_until_us = c->now + (int64_t)m->ticket.life_ms * 1000;
+    s->ticket_until_us = c->r.now + (int64_t)m->ticket.life_ms * 1000;
     pf_set_state(c, s, PF_QUEUED);
-    TD_INSIST(td_queue_push(c->queue, &s->line, w->priority, c->now, w->budget_us) == TD_OK);
-    c->queued_tok += w->n_prompt;
+    TD_INSIST(td_queue_push(c->r.queue, &s->line, w->priority, c->r.now, w->budget_us) == TD_OK);
+    c->r.queued_tok += w->n_prompt;
     TD_LOG(INFO, "pf_queue", "req=%s attempt=%u prompt_tok=%u budget_ms=%u waiting=%zu", w->req,
-           w->id.attempt, w->n_prompt, m->r.budget_ms, td_queue_count(c->queue));
+           w->id.attempt, w->n_prompt, m->r.budget_ms, td_queue_count(c->r.queue));
     pf_stash_take(c, s);
 }
 
 /* Legal in every state, idempotent; a cancel that comes before its request stops it there. */
 void pf_on_cancel(struct pf_core *c, uint64_t router, const struct td_wire_cancel *m)
 {
-    struct pf_seq *s = pf_of(nd_works_find(c->works, &m->id));
+    struct pf_seq *s = pf_of(nd_works_find(c->r.works, &m->id));
     bool known = s != NULL;
     bool ends = known && s->state != PF_ENDING;
 #ifdef TD_BUG_LOST_CANCEL
@@ -188,12 +188,12 @@ void pf_on_cancel(struct pf_core *c, uint64_t router, const struct td_wire_cance
     if (ends) {
         pf_end(c, s, TD_ERR_CANCELLED, "cancelled by the router");
     } else if (!known) {
-        if (nd_works_buried(c->works, &m->id) == ND_GRAVE_NONE) {
-            nd_works_bury(c->works, &m->id, ND_GRAVE_CANCELLED);
+        if (nd_works_buried(c->r.works, &m->id) == ND_GRAVE_NONE) {
+            nd_works_bury(c->r.works, &m->id, ND_GRAVE_CANCELLED);
         }
         pf_stash_drop_id(c, &m->id);
     }
-    struct td_wire_msg *a = nd_actions_send(c->out, router, TD_WIRE_CANCEL_ACK);
+    struct td_wire_msg *a = nd_actions_send(c->r.out, router, TD_WIRE_CANCEL_ACK);
     a->cancel_ack = (struct td_wire_cancel_ack){.id = m->id, .known = known};
 }
 
@@ -201,7 +201,7 @@ void pf_on_cancel(struct pf_core *c, uint64_t router, const struct td_wire_cance
 
 static void stale(struct pf_core *c, const char *what, const struct td_work_id *id)
 {
-    nd_actions_observe(c->out, ND_M_STALE, 1);
+    nd_actions_observe(c->r.out, ND_M_STALE, 1);
     TD_LOG(DEBUG, "stale message dropped", "what=%s counter=%" PRIu64 " attempt=%u", what,
            id->counter, id->attempt);
 }
@@ -209,14 +209,14 @@ static void stale(struct pf_core *c, const char *what, const struct td_work_id *
 /* The request this peer may speak about: known, alive, and its table came from that very peer. */
 static struct pf_seq *of_peer(struct pf_core *c, const struct td_work_id *id, uint64_t peer)
 {
-    struct pf_seq *s = pf_of(nd_works_find(c->works, id));
+    struct pf_seq *s = pf_of(nd_works_find(c->r.works, id));
     return s != NULL && s->has_table && s->peer == peer ? s : NULL;
 }
 
 void pf_on_table(struct pf_core *c, uint64_t peer, const struct td_wire_table *m)
 {
-    struct pf_seq *s = pf_of(nd_works_find(c->works, &m->id));
-    if (s == NULL && nd_works_buried(c->works, &m->id) == ND_GRAVE_NONE) {
+    struct pf_seq *s = pf_of(nd_works_find(c->r.works, &m->id));
+    if (s == NULL && nd_works_buried(c->r.works, &m->id) == ND_GRAVE_NONE) {
         pf_stash_put(c, peer, m);
         return;
     }
@@ -284,7 +284,7 @@ void pf_on_abort(struct pf_core *c, uint64_t peer, const struct td_wire_abort *m
 {
     struct pf_seq *s = of_peer(c, &m->id, peer);
     if (s == NULL || s->state == PF_ENDING || s->land != m->land) {
-        struct pf_seq *other = pf_of(nd_works_find(c->works, &m->id));
+        struct pf_seq *other = pf_of(nd_works_find(c->r.works, &m->id));
         if (other == NULL) {
             pf_stash_drop_id(c, &m->id);
         }
@@ -298,8 +298,8 @@ void pf_on_abort(struct pf_core *c, uint64_t peer, const struct td_wire_abort *m
 void pf_on_peer_lost(struct pf_core *c, uint64_t peer, bool fenced)
 {
     pf_stash_drop_peer(c, peer);
-    for (uint32_t i = 0; i < nd_works_capacity(c->works); i++) {
-        struct pf_seq *s = pf_of(nd_works_slot(c->works, i));
+    for (uint32_t i = 0; i < nd_works_capacity(c->r.works); i++) {
+        struct pf_seq *s = pf_of(nd_works_slot(c->r.works, i));
         if (s == NULL || !s->has_table || s->peer != peer) {
             continue;
         }
@@ -333,10 +333,10 @@ static bool forget_push(struct pf_seq *s, uint64_t handle)
 static struct pf_seq *of_push(struct pf_core *c, uint64_t handle)
 {
     uint64_t index = handle >> (64 - 20);
-    if (index >= nd_works_capacity(c->works)) {
+    if (index >= nd_works_capacity(c->r.works)) {
         return NULL;
     }
-    struct pf_seq *s = pf_of(nd_works_slot(c->works, (uint32_t)index));
+    struct pf_seq *s = pf_of(nd_works_slot(c->r.works, (uint32_t)index));
     return s != NULL && forget_push(s, handle) ? s : NULL;
 }
 
@@ -344,7 +344,7 @@ void pf_on_pushed(struct pf_core *c, const struct td_xfer_event *ev)
 {
     struct pf_seq *s = of_push(c, ev->push);
     if (s == NULL) {
-        nd_actions_observe(c->out, ND_M_STALE, 1);
+        nd_actions_observe(c->r.out, ND_M_STALE, 1);
         return;
     }
     s->kv_bytes += ev->n_bytes;
@@ -366,7 +366,7 @@ void pf_on_pushed(struct pf_core *c, const struct td_xfer_event *ev)
 static void pushed_some(struct pf_core *c, struct pf_seq *s)
 {
     if (s->state == PF_PUSHING) {
-        nd_works_arm(c->works, &s->w, c->now + c->p.t_lease_us, false);
+        nd_works_arm(c->r.works, &s->w, c->r.now + c->r.p.t_lease_us, false);
         pf_move_blocks(c, s, TD_BLK_PARKED);
     }
     pf_push_more(c, s);
@@ -383,7 +383,7 @@ static void pushed_last(struct pf_core *c, struct pf_seq *s)
         pf_release_blocks(c, s); /* nobody wants this KV */
         return;
     }
-    nd_works_arm(c->works, &s->w, c->now + c->p.t_lease_us, false);
+    nd_works_arm(c->r.works, &s->w, c->r.now + c->r.p.t_lease_us, false);
     pf_move_blocks(c, s, TD_BLK_PARKED);
 }
 
@@ -398,14 +398,14 @@ static void row_ending(struct pf_core *c, struct pf_seq *s, td_err err)
 /* The prompt is computed and the first token is out. */
 static void computed(struct pf_core *c, struct pf_seq *s)
 {
-    nd_slots_give(c->slots, s->slot);
+    nd_slots_give(c->r.slots, s->slot);
     s->slot = 0;
-    nd_work_drop_prompt(c->works, &s->w);
+    nd_work_drop_prompt(c->r.works, &s->w);
     uint64_t prefill_us = (uint64_t)(s->token_us - s->exec_us);
-    nd_actions_observe(c->out, ND_M_PREFILL_US, (double)prefill_us);
-    nd_actions_observe(c->out, ND_M_TTFT_US, (double)(s->token_us - s->w.arrived_us));
-    nd_actions_observe(c->out, ND_M_PROMPT_TOKENS, s->w.n_prompt);
-    nd_actions_observe(c->out, ND_M_OUTPUT_TOKENS, 1);
+    nd_actions_observe(c->r.out, ND_M_PREFILL_US, (double)prefill_us);
+    nd_actions_observe(c->r.out, ND_M_TTFT_US, (double)(s->token_us - s->w.arrived_us));
+    nd_actions_observe(c->r.out, ND_M_PROMPT_TOKENS, s->w.n_prompt);
+    nd_actions_observe(c->r.out, ND_M_OUTPUT_TOKENS, 1);
     TD_LOG(INFO, "pf_exec",
            "req=%s attempt=%u prompt_tok=%u queue_us=%" PRId64 " prefill_us=%" PRIu64 " table=%s",
            s->w.req, s->w.id.attempt, s->w.n_prompt, s->exec_us - s->w.arrived_us, prefill_us,
@@ -458,12 +458,12 @@ static void send_record(struct pf_core *c, struct pf_seq *s)
     struct td_wire_msg *m = pf_to_decode(c, s, TD_WIRE_RECORD);
     m->record = (struct td_wire_record){.id = s->w.id,
                                         .land = s->land,
-                                        .p_epoch = c->p.epoch,
+                                        .p_epoch = c->r.p.epoch,
                                         .d_epoch = s->peer,
-                                        .layout_id = c->p.layout_id,
-                                        .numerics_id = c->p.engine->numerics_id,
+                                        .layout_id = c->r.p.layout_id,
+                                        .numerics_id = c->r.p.engine->numerics_id,
                                         .n_tok = s->w.n_prompt,
-                                        .n_slices = s->n_pushes * c->p.engine->n_layers,
+                                        .n_slices = s->n_pushes * c->r.p.engine->n_layers,
                                         .first_token = s->first_token,
                                         .first_logprob = s->first_logprob,
                                         .finish = s->finish,
@@ -480,6 +480,6 @@ void pf_advance(struct pf_core *c, struct pf_seq *s)
     }
     pf_set_state(c, s, PF_HANDING);
     pf_move_blocks(c, s, TD_BLK_PARKED);
-    s->record_us = c->now;
+    s->record_us = c->r.now;
     send_record(c, s);
 }

@@ -12,8 +12,8 @@
 void pf_refuse_table(struct pf_core *c, uint64_t peer, const struct td_work_id *id, uint64_t land,
                      td_err err)
 {
-    nd_actions_observe(c->out, ND_M_STALE, 1);
-    struct td_wire_msg *m = nd_actions_peer_send(c->out, peer, TD_WIRE_ABORT);
+    nd_actions_observe(c->r.out, ND_M_STALE, 1);
+    struct td_wire_msg *m = nd_actions_peer_send(c->r.out, peer, TD_WIRE_ABORT);
     m->abort = (struct td_wire_abort){.id = *id, .land = land, .err = err};
 }
 
@@ -48,13 +48,13 @@ void pf_stash_put(struct pf_core *c, uint64_t peer, const struct td_wire_table *
         return;
     }
     int64_t life_us = (int64_t)m->ticket.life_ms * 1000;
-    life_us = life_us < c->p.t_lease_us ? life_us : c->p.t_lease_us;
+    life_us = life_us < c->r.p.t_lease_us ? life_us : c->r.p.t_lease_us;
     *x = (struct pf_stash){.used = true,
                            .head = *m,
                            .blocks = blocks,
                            .peer = peer,
-                           .since_us = c->now,
-                           .deadline_us = c->now + life_us};
+                           .since_us = c->r.now,
+                           .deadline_us = c->r.now + life_us};
     x->head.blocks = NULL;
 }
 
@@ -94,7 +94,7 @@ void pf_stash_expire(struct pf_core *c)
 {
     for (uint32_t i = 0; i < PF_MAX_STASH; i++) {
         struct pf_stash *x = &c->stash[i];
-        if (x->used && x->deadline_us <= c->now) {
+        if (x->used && x->deadline_us <= c->r.now) {
             TD_LOG(WARN, "table without a request, refusing",
                    "peer=%016" PRIx64 " counter=%" PRIu64, x->peer, x->head.id.counter);
             pf_refuse_table(c, x->peer, &x->head.id, x->head.land, TD_ERR_STALE);
@@ -125,17 +125,17 @@ static td_err ticket_check(const struct pf_core *c, const struct pf_seq *s, uint
     for (unsigned i = 0; i < sizeof t->nonce; i++) {
         same = same && t->nonce[i] == s->ticket.nonce[i];
     }
-    bool fresh = c->now <= s->ticket_until_us;
-    return same && fresh && peer == t->d_epoch && t->p_epoch == c->p.epoch ? TD_OK : TD_ERR_STALE;
+    bool fresh = c->r.now <= s->ticket_until_us;
+    return same && fresh && peer == t->d_epoch && t->p_epoch == c->r.p.epoch ? TD_OK : TD_ERR_STALE;
 }
 
 td_err pf_keep_table(struct pf_core *c, struct pf_seq *s, uint64_t peer,
                      const struct td_wire_table *head, struct nd_span blocks)
 {
-    uint32_t bt = c->p.engine->layout.block_tok;
+    uint32_t bt = c->r.p.engine->layout.block_tok;
     td_err e = s->has_table ? TD_ERR_STALE : ticket_check(c, s, peer, &head->ticket);
     if (e == TD_OK &&
-        (head->layout_id != c->p.layout_id || head->land == 0 || head->first_tok % bt != 0 ||
+        (head->layout_id != c->r.p.layout_id || head->land == 0 || head->first_tok % bt != 0 ||
          head->first_tok >= s->w.n_prompt || head->n_tok != s->w.n_prompt - head->first_tok ||
          head->n_blocks != (head->n_tok + bt - 1) / bt)) {
         e = TD_ERR_KV_MISMATCH;
@@ -145,7 +145,7 @@ td_err pf_keep_table(struct pf_core *c, struct pf_seq *s, uint64_t peer,
         return e;
     }
     s->has_table = true;
-    s->table_us = c->now;
+    s->table_us = c->r.now;
     s->peer = peer;
     s->land = head->land;
     s->first_tok = s->pushed_tok = head->first_tok;

@@ -1,0 +1,233 @@
+#include "common/node/role.h"
+
+#include <string.h>
+
+#include "common/base/clock.h"
+#include "common/base/mem.h"
+#include "tests/unit/check.h"
+#include "tests/unit/node/rig.h"
+
+/* The base of a role by itself: a role with sequences that are nothing but their record. */
+struct seq {
+    _Alignas(16) struct nd_work w;
+};
+
+static const struct nd_role_shape shape = {
+    .n_seats = 4, .work_bytes = sizeof(struct seq), .n_tokens = 8};
+
+static struct td_engine_info engine(void)
+{
+    struct td_engine_info e = {.n_layers = 2,
+                               .n_vocab = 100,
+                               .max_model_len = 256,
+                               .n_blocks = 16,
+                               .max_rows = 8,
+                               .max_tokens = 64,
+                               .max_slots = 4};
+    e.layout.block_tok = 16;
+    e.layout.n_layers = 2;
+    e.layout.slice_bytes = 1024;
+    e.layout.block_bytes = 2048;
+    return e;
+}
+
+static struct nd_core_params params(const struct td_engine_info *e)
+{
+    return (struct nd_core_params){.epoch = 1,
+                                   .name = "n",
+                                   .engine = e,
+                                   .max_seqs = 3,
+                                   .max_queue = 5,
+                                   .max_batched_tokens = 32,
+                                   .chunk_tokens = 16,
+                                   .t_stall_us = 1000000,
+                                   .t_lease_us = 1000000};
+}
+
+static void role_up(struct nd_role *r, struct nd_actions *a, struct td_engine_info *e)
+{
+    *e = engine();
+    struct nd_core_params p = params(e);
+    assert_int_equal(nd_role_init(r, &p, &shape), TD_OK);
+    assert_int_equal(nd_actions_init(a), TD_OK);
+    r->out = a;
+}
+
+static void role_down(struct nd_role *r, struct nd_actions *a)
+{
+    nd_role_fini(r);
+    nd_actions_fini(a);
+}
+
+static struct nd_work *known(struct nd_role *r, uint64_t router, uint64_t counter)
+{
+    struct td_wire_request q = rig_request(counter, 10, 10);
+    struct nd_work *w = NULL;
+    q.id.router_epoch = router;
+    assert_int_equal(nd_works_open(r->works, &q, 1000, &w), TD_OK);
+    return w;
+}
+
+static void creation_survives_every_failed_allocation(void **state)
+{
+    struct td_engine_info e = engine();
+    struct nd_core_params p = params(&e);
+    struct nd_role r;
+    td_err err;
+    unsigned nth = 0;
+    (void)state;
+    do {
+        td_mem_fail_nth(++nth);
+        err = nd_role_init(&r, &p, &shape);
+        assert_true(err == TD_OK || err == TD_ERR_NO_MEMORY);
+        td_mem_fail_nth(0);
+        nd_role_fini(&r);
+    } while (err != TD_OK);
+    assert_true(nth > 5);
+}
+
+static void a_batch_that_fits_no_block_is_refused(void **state)
+{
+    struct td_engine_info e = engine();
+    struct nd_core_params p = params(&e);
+    struct nd_role r;
+    (void)state;
+    p.chunk_tokens = 0;
+    assert_int_equal(nd_role_init(&r, &p, &shape), TD_ERR_CONFIG);
+    nd_role_fini(&r);
+}
+
+static void seats_are_twice_the_running_within_a_limit(void **state)
+{
+    struct nd_core_params p = {.max_seqs = 3};
+    (void)state;
+    assert_int_equal(nd_role_seats(&p, 100), 6);
+    assert_int_equal(nd_role_seats(&p, 5), 5);
+}
+
+static void records_are_walked_by_router(void **state)
+{
+    struct td_engine_info e;
+    struct nd_actions a;
+    struct nd_role r;
+    uint32_t n = 0;
+    (void)state;
+    role_up(&r, &a, &e);
+    for (uint64_t i = 1; i <= 4; i++) {
+        (void)known(&r, i % 2 == 0 ? 7 : 8, i);
+    }
+    for (uint32_t at = 0; nd_role_next(&r, &at, 0) != NULL; n++) {
+    }
+    assert_int_equal(n, 4);
+    for (uint32_t at = 0; nd_role_next(&r, &at, 9) != NULL; n++) {
+    }
+    assert_int_equal(n, 4);
+    struct nd_work *w;
+    for (uint32_t at = 0; (w = nd_role_next(&r, &at, 7)) != NULL; n++) {
+        assert_int_equal(w->id.router_epoch, 7);
+        nd_works_close(r.works, w); /* closing while walking is allowed */
+    }
+    assert_int_equal(n, 6);
+    role_down(&r, &a);
+}
+
+static void the_earliest_limit_of_a_drain_counts_and_is_said_once(void **state)
+{
+    struct td_engine_info e;
+    struct nd_actions a;
+    struct nd_role r;
+    struct td_wire_state s = {0};
+    (void)state;
+    role_up(&r, &a, &e);
+    struct nd_event ev = {.type = ND_EV_DRAIN, .deadline_us = 500};
+    assert_true(nd_role_drain(&r, &ev));
+    ev.deadline_us = 900;
+    assert_true(nd_role_drain(&r, &ev));
+    assert_int_equal(nd_role_next_deadline(&r), 500);
+    nd_role_state(&r, &s);
+    assert_true(s.draining);
+    r.now = 499;
+    assert_false(nd_role_drain_over(&r));
+    r.now = 500;
+    assert_true(nd_role_drain_over(&r));
+    assert_false(nd_role_drain_over(&r));
+    ev.type = ND_EV_UNDRAIN;
+    assert_true(nd_role_drain(&r, &ev));
+    nd_role_state(&r, &s);
+    assert_false(s.draining);
+    ev.type = ND_EV_TICK;
+    assert_false(nd_role_drain(&r, &ev));
+    role_down(&r, &a);
+}
+
+static void another_routers_work_is_counted_and_not_touched(void **state)
+{
+    struct td_engine_info e;
+    struct nd_actions a;
+    struct nd_role r;
+    struct td_wire_msg m = {.type = TD_WIRE_CANCEL};
+    struct nd_event ev = {.type = ND_EV_MSG, .router_epoch = 7, .msg = &m};
+    (void)state;
+    role_up(&r, &a, &e);
+    m.cancel.id.router_epoch = 7;
+    assert_false(nd_role_is_foreign(&r, &ev));
+    assert_int_equal(a.n, 0);
+    m.cancel.id.router_epoch = 8;
+    assert_true(nd_role_is_foreign(&r, &ev));
+    assert_int_equal(a.n, 1);
+    assert_int_equal(a.list[0].metric, ND_M_STALE);
+    role_down(&r, &a);
+}
+
+static void what_is_not_served_is_ended_with_a_reason(void **state)
+{
+    struct td_engine_info e;
+    struct nd_actions a;
+    struct nd_role r;
+    struct td_work_id id = {.router_epoch = 7, .counter = 3};
+    (void)state;
+    role_up(&r, &a, &e);
+    nd_role_refuse(&r, 7, &id, "not here");
+    assert_int_equal(a.n, 1);
+    assert_int_equal(a.list[0].router_epoch, 7);
+    assert_int_equal(a.list[0].msg->type, TD_WIRE_END);
+    assert_int_equal(a.list[0].msg->end.err, TD_ERR_UNSUPPORTED);
+    assert_string_equal(a.list[0].msg->end.text, "not here");
+    assert_true(td_work_id_eq(&a.list[0].msg->end.id, &id));
+    role_down(&r, &a);
+}
+
+static void a_sum_that_is_off_by_one_is_noticed(void **state)
+{
+    struct td_engine_info e;
+    struct nd_actions a;
+    struct nd_role r;
+    struct nd_role_sums sums = {.seats = 1};
+    (void)state;
+    role_up(&r, &a, &e);
+    assert_int_not_equal(nd_slots_take(r.seats), 0);
+    assert_int_equal(nd_role_check(&r, &sums), TD_OK);
+    for (int i = 0; i < 3; i++) {
+        struct nd_role_sums off = sums;
+        *(i == 0 ? &off.blocks : i == 1 ? &off.seats : &off.slots) += 1;
+        assert_int_equal(nd_role_check(&r, &off), TD_ERR_INTERNAL);
+    }
+    r.broken = true;
+    assert_int_equal(nd_role_check(&r, &sums), TD_ERR_INTERNAL);
+    role_down(&r, &a);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(creation_survives_every_failed_allocation),
+        cmocka_unit_test(a_batch_that_fits_no_block_is_refused),
+        cmocka_unit_test(seats_are_twice_the_running_within_a_limit),
+        cmocka_unit_test(records_are_walked_by_router),
+        cmocka_unit_test(the_earliest_limit_of_a_drain_counts_and_is_said_once),
+        cmocka_unit_test(another_routers_work_is_counted_and_not_touched),
+        cmocka_unit_test(what_is_not_served_is_ended_with_a_reason),
+        cmocka_unit_test(a_sum_that_is_off_by_one_is_noticed),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
