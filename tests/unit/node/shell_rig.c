@@ -47,7 +47,10 @@ static void role_step(void *core, int64_t now_us, const struct nd_event *ev, str
     f->last_decode_err = ev->decode_err;
     f->last_ticket = ev->type == ND_EV_STEP ? ev->step->ticket : f->last_ticket;
     f->drain_deadline_us = ev->type == ND_EV_DRAIN ? ev->deadline_us : f->drain_deadline_us;
-    f->deadline_us = f->deadline_us <= now_us ? TD_NEVER : f->deadline_us;
+    if (ev->type == ND_EV_TICK &&
+        f->deadline_us <= now_us) { /* not at others: a slow machine may bring one later */
+        f->deadline_us = TD_NEVER;
+    }
     if (f->next != NULL) {
         f->next(f, ev, out);
     }
