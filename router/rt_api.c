@@ -640,16 +640,10 @@ static void defaults(struct rt_api_request *r, bool chat)
         (struct td_sampling_params){.temperature = 1, .top_p = 1, .repetition_penalty = 1};
 }
 
-static td_err parse(struct ctx *c, bool chat, const void *body, size_t len)
+static td_err read_all(struct ctx *c, bool chat)
 {
     const char *key = NULL;
     json_t *value = NULL;
-    td_err err = td_json_parse(body != NULL ? body : "", len, &c->r->root, c->error->text,
-                               sizeof c->error->text);
-    if (err != TD_OK) {
-        c->error->err = err;
-        return err;
-    }
     if (!json_is_object(c->r->root)) {
         return refuse(c, TD_ERR_BAD_REQUEST, "", "the body must be a JSON object");
     }
@@ -660,18 +654,40 @@ static td_err parse(struct ctx *c, bool chat, const void *body, size_t len)
     return check_whole(c);
 }
 
+static td_err give(struct ctx *c, td_err err)
+{
+    if (err != TD_OK) {
+        rt_api_request_fini(c->r);
+        memset(c->r, 0, sizeof *c->r);
+    }
+    return err;
+}
+
 td_err rt_api_parse(bool chat, const void *body, size_t len, struct rt_api_request *out,
                     struct rt_api_error *error)
 {
     struct ctx c = {.r = out, .error = error};
     memset(error, 0, sizeof *error);
     defaults(out, chat);
-    td_err err = parse(&c, chat, body, len);
-    if (err != TD_OK) {
-        rt_api_request_fini(out);
-        memset(out, 0, sizeof *out);
+    td_err err =
+        td_json_parse(body != NULL ? body : "", len, &out->root, error->text, sizeof error->text);
+    error->err = err;
+    return give(&c, err == TD_OK ? read_all(&c, chat) : err);
+}
+
+td_err rt_api_read(bool chat, json_t *root, struct rt_api_prompt *prompt,
+                   struct rt_api_request *out, struct rt_api_error *error)
+{
+    struct ctx c = {.r = out, .error = error};
+    memset(error, 0, sizeof *error);
+    defaults(out, chat);
+    out->root = root;
+    if (prompt->ids != NULL) {
+        out->prompts[out->n_prompts++] = *prompt;
     }
-    return err;
+    td_err err =
+        root != NULL ? read_all(&c, chat) : refuse(&c, TD_ERR_NO_MEMORY, "", "out of memory");
+    return give(&c, err);
 }
 
 void rt_api_request_fini(struct rt_api_request *r)

@@ -1,4 +1,4 @@
-/* rt_api.h - the OpenAI request bodies: JSON in, a checked request out.
+/* rt_api.h - the OpenAI request bodies, and those of gRPC: JSON or protobuf in, a checked request out.
  *
  * What: /v1/chat/completions and /v1/completions, every field of interfaces.md 1.2 that this
  * version serves; fields that ask for something it does not serve are refused by name (code
@@ -16,6 +16,7 @@
 
 #include <jansson.h>
 
+#include "common/base/arena.h"
 #include "common/base/err.h"
 #include "common/base/sampling.h"
 
@@ -57,11 +58,21 @@ struct rt_api_request {
     int32_t priority;
     bool add_generation_prompt;
     json_t *template_kwargs; /* borrowed; allow-listed; NULL when absent */
+    int64_t budget_us;       /* gRPC: the client's; 0: none */
 };
 
 /* Parses and checks one body. On failure *out is zeroed and `error` filled. */
 td_err rt_api_parse(bool chat, const void *body, size_t len, struct rt_api_request *out,
                     struct rt_api_error *error) TD_MUST_CHECK;
+/* The same from an object already made: takes `root` (NULL: out of memory) and the ids of `prompt`, whatever happens. A prompt
+ * with ids comes in front of those in root. */
+td_err rt_api_read(bool chat, json_t *root, struct rt_api_prompt *prompt,
+                   struct rt_api_request *out, struct rt_api_error *error) TD_MUST_CHECK;
+/* rt_api_grpc.c: tandem.v1.GenerateRequest and TokenizeRequest; the arena holds only what is needed meanwhile. */
+td_err rt_api_parse_generate(const uint8_t *data, size_t len, struct td_arena *arena,
+                             struct rt_api_request *out, struct rt_api_error *error) TD_MUST_CHECK;
+td_err rt_api_parse_tokenize(const uint8_t *data, size_t len, struct td_arena *arena,
+                             struct rt_api_request *out, struct rt_api_error *error) TD_MUST_CHECK;
 void rt_api_request_fini(struct rt_api_request *r);
 
 #endif

@@ -1,4 +1,4 @@
-/* Design: a client object stands between one HTTP exchange and the choices (core requests) that
+/* Design: a client object stands between one HTTP exchange, or one gRPC call, and the choices (core requests) that
  * answer it. It is freed when its choices have all ended and its job is back; the exchange may be
  * gone long before, or (after an early error) answered before the choices have ended. Nothing here
  * calls the core directly: cancels go through rt__shell_cancel, which waits for the step in
@@ -14,12 +14,14 @@
 
 #include "common/base/assert.h"
 #include "common/base/clock.h"
+#include "common/base/fault.h"
 #include "common/base/log.h"
 #include "common/base/mem.h"
 #include "common/base/rng.h"
 #include "common/io/http_error.h"
 #include "common/text/detok.h"
 #include "common/text/stop.h"
+#include "proto/api.h"
 #include "router/rt_reply.h"
 #include "router/rt_shell_int.h"
 
@@ -43,11 +45,12 @@ struct choice {
 };
 
 struct rt_client {
-    struct rt_shell *shell;     /* borrowed */
-    struct td_http_exchange *x; /* borrowed; NULL: gone or answered */
+    struct rt_shell *shell; /* borrowed */
+    void *x;                /* borrowed: the exchange, or the call; NULL: gone or answered */
     struct rt_client *prev, *next;
     struct rt_key *key; /* borrowed; one admission is held */
     struct rt_job *job; /* owned; NULL while it is the worker's */
+    bool grpc;          /* x is a call */
     bool chat, at_worker, streaming, starting, failed;
     uint32_t hold; /* frames below us still use the object */
     char request_id[TD_WIRE_MAX_NAME], id[TD_WIRE_MAX_NAME + 16], traceparent[64];
@@ -167,16 +170,26 @@ static void answered(struct rt_client *c, int status, td_err err)
     if (c->x == NULL) {
         return; /* gone while the last event was being written: counted as that */
     }
-    td_http_exchange_on_gone(c->x, NULL, NULL);
+    if (c->grpc) {
+        td_grpc_call_on_gone(c->x, NULL, NULL);
+    } else {
+        td_http_exchange_on_gone(c->x, NULL, NULL);
+    }
     c->x = NULL;
     note_end(c, status, err);
 }
 
 /* ---- errors ---- */
 
+static td_err write_event(struct rt_client *c)
+{
+    return c->grpc ? td_grpc_send(c->x, c->event.data, c->event.len)
+                   : td_http_stream_write(c->x, c->event.data, c->event.len);
+}
+
 static bool send_event(struct rt_client *c)
 {
-    td_err err = c->x != NULL ? td_http_stream_write(c->x, c->event.data, c->event.len) : TD_OK;
+    td_err err = c->x != NULL ? write_event(c) : TD_OK;
     td_buf_clear(&c->event);
     c->written_us = td_now_us();
     return err == TD_OK;
@@ -196,13 +209,22 @@ static void end_stream(struct rt_client *c, bool complete, td_err err)
     }
 }
 
+static void fail_call(struct rt_client *c, td_err err, const char *text)
+{
+    struct td_grpc_call *call = c->x;
+    answered(c, td_err_http(err), err);
+    td_grpc_fail(call, err, text, 1);
+}
+
 static void fail(struct rt_client *c, td_err err, const char *text, const char *param)
 {
     if (c->failed) {
         return;
     }
     c->failed = true;
-    if (c->x != NULL && !c->streaming) {
+    if (c->x != NULL && c->grpc) {
+        fail_call(c, err, text);
+    } else if (c->x != NULL && !c->streaming) {
         struct td_http_header id = {"x-request-id", c->request_id};
         struct td_http_exchange *x = c->x;
         answered(c, td_err_http(err), err);
@@ -249,15 +271,24 @@ static const char *stop_reason(const struct choice *ch)
     return i >= 0 ? ch->client->job->api.stops[i] : NULL;
 }
 
-/* Sends what is ready of this choice as one event, with the finish reason when it has one. */
-static void stream_choice(struct rt_client *c, struct choice *ch, const int32_t *ids,
-                          uint32_t n_ids)
+/* One message, also where nothing is ready but the token. */
+static td_err delta(struct rt_client *c, struct choice *ch, const int32_t *ids, uint32_t n_ids)
+{
+    const struct td_api_delta d = {.choice = ch->index,
+                                   .text = (const char *)ch->text.data,
+                                   .len = ch->text.len,
+                                   .ids = ids,
+                                   .n_ids = n_ids,
+                                   .finish = ch->finish,
+                                   .stop_text = stop_reason(ch)};
+    return td_api_delta_encode(&c->event, c->id, &d);
+}
+
+/* SSE events, or none when there is nothing to say yet. */
+static td_err sse(struct rt_client *c, struct choice *ch, const int32_t *ids, uint32_t n_ids)
 {
     struct rt_reply_head h = head_of(c);
     td_err err = TD_OK;
-    if (c->x == NULL || c->failed) {
-        return;
-    }
     start_stream(c);
     if (!ch->role_sent && c->chat) {
         err = rt_reply_role(&c->event, &h, ch->index, usage_in_chunk(c));
@@ -275,6 +306,17 @@ static void stream_choice(struct rt_client *c, struct choice *ch, const int32_t 
                                     .with_token_ids = c->job->api.return_token_ids};
         err = rt_reply_chunk(&c->event, &h, &r, usage_in_chunk(c));
     }
+    return err;
+}
+
+/* Sends what is ready of this choice, with the finish reason when it has one. */
+static void stream_choice(struct rt_client *c, struct choice *ch, const int32_t *ids,
+                          uint32_t n_ids)
+{
+    if (c->x == NULL || c->failed) {
+        return;
+    }
+    td_err err = c->grpc ? delta(c, ch, ids, n_ids) : sse(c, ch, ids, n_ids);
     td_buf_clear(&ch->text);
     if (err != TD_OK) {
         fail(c, err, "out of memory", NULL);
@@ -283,10 +325,32 @@ static void stream_choice(struct rt_client *c, struct choice *ch, const int32_t 
     }
 }
 
+static void finish_call(struct rt_client *c)
+{
+    const struct td_api_usage u = {.prompt_tokens = c->usage.prompt_tokens,
+                                   .completion_tokens = c->usage.completion_tokens,
+                                   .cached_tokens = c->usage.cached_tokens};
+    td_err err = td_api_usage_encode(&c->event, c->id, &u);
+    if (err != TD_OK) {
+        fail(c, err, "out of memory", NULL);
+        return;
+    }
+    struct td_grpc_call *call = c->x;
+    bool sent = send_event(c); /* else it is reset, and ends like one whose client has gone */
+    if (sent) {
+        answered(c, 200, TD_OK);
+        td_grpc_finish(call, TD_GRPC_OK, NULL, NULL, 0);
+    }
+}
+
 static void finish_stream(struct rt_client *c)
 {
     struct rt_reply_head h = head_of(c);
     if (c->x == NULL) {
+        return;
+    }
+    if (c->grpc) {
+        finish_call(c);
         return;
     }
     bool ok = !c->job->api.include_usage || rt_reply_usage_chunk(&c->event, &h, &c->usage) == TD_OK;
@@ -496,6 +560,20 @@ static td_err prepare_choice(struct rt_client *c, uint32_t i)
     return TD_OK;
 }
 
+/* The least of ours, the request's and what is left of the client's deadline. */
+static int64_t budget_of(const struct rt_client *c)
+{
+    int64_t budget_us = c->shell->p.budget_us;
+    int64_t deadline_us = c->grpc ? td_grpc_call_deadline(c->x) : TD_NEVER;
+    if (c->job->api.budget_us > 0 && c->job->api.budget_us < budget_us) {
+        budget_us = c->job->api.budget_us;
+    }
+    if (deadline_us != TD_NEVER && deadline_us - td_now_us() < budget_us) {
+        budget_us = deadline_us - td_now_us();
+    }
+    return budget_us > 0 ? budget_us : 1;
+}
+
 static void submit_choice(struct rt_client *c, uint32_t i)
 {
     const struct rt_api_request *api = &c->job->api;
@@ -507,7 +585,7 @@ static void submit_choice(struct rt_client *c, uint32_t i)
                             .n_prompt = c->job->n_ids[prompt],
                             .sampling = c->job->sampling[prompt],
                             .priority = rt_keys_open(c->shell->keys) ? api->priority : priority,
-                            .budget_us = c->shell->p.budget_us,
+                            .budget_us = budget_of(c),
                             .tenant = c->key->tenant,
                             .traceparent = c->traceparent,
                             .request_id = c->request_id,
@@ -580,7 +658,11 @@ void rt__client_job_done(void *arg, struct rt_job *job)
     if (c->x != NULL && job->error.err != TD_OK) {
         fail(c, job->error.err, job->error.text, job->error.param);
     } else if (c->x != NULL) {
-        if (clean_id(job->api.request_id)) {
+        c->chat = job->chat;
+        if (clean_id(job->api.request_id) &&
+            c->grpc) { /* an echo in logs; the identity stays ours */
+            (void)snprintf(c->request_id, sizeof c->request_id, "%s", job->api.request_id);
+        } else if (clean_id(job->api.request_id)) {
             set_id(c, job->api.request_id);
         }
         start_choices(c);
@@ -608,51 +690,121 @@ static void note_trace(struct rt_client *c, const struct td_http_request *r)
     }
 }
 
-void rt__client_start(struct rt_shell *s, struct td_http_exchange *x, bool chat, struct rt_key *key,
-                      const char *request_id)
+td_err rt__client_admit(struct rt_shell *s, struct rt_key *key, double *out_retry_s)
 {
-    const struct td_http_request *r = td_http_exchange_request(x);
+    if (s->draining) {
+        *out_retry_s = 5;
+        return TD_ERR_DRAINING;
+    }
+    td_err err =
+        TD_FAULT(RT_ADMIT) ? TD_ERR_OVERLOADED : rt_key_admit(key, td_now_us(), out_retry_s);
+    if (err != TD_OK) {
+        TD_LOG(INFO, "rt_admit refused", "key=%s err=%s", key->id, td_err_code(err));
+    }
+    return err;
+}
+
+/* NULL: out of memory, and nothing has been taken. */
+static struct rt_client *client_new(struct rt_shell *s, bool chat, const void *body, size_t len)
+{
     struct rt_client *c = td_zalloc(1, sizeof *c);
     struct rt_job *job =
-        c != NULL ? rt_job_create(chat, r->body, r->body_len, td_wall_us() / 1000000, c) : NULL;
+        c != NULL ? rt_job_create(chat, body, len, td_wall_us() / 1000000, c) : NULL;
     if (job == NULL) {
         free(c);
-        rt_key_done(key, 0);
-        td_http_refuse(x, TD_ERR_NO_MEMORY, "out of memory", NULL, 1);
-        return;
+        return NULL;
     }
     c->shell = s;
-    c->x = x;
-    c->key = key;
+    c->job = job;
     c->chat = chat;
     c->created_s = td_wall_us() / 1000000;
     c->started_us = c->written_us = td_now_us();
     td_buf_init(&c->event, EVENT_MAX);
-    set_id(c, request_id);
-    note_trace(c, r);
     c->next = s->clients;
     if (s->clients != NULL) {
         s->clients->prev = c;
     }
     s->clients = c;
     s->n_clients++;
-    TD_LOG(INFO, "rt_http", "req=%s peer=%s path=%s bytes=%zu key=%s", c->request_id,
-           td_http_exchange_peer(x), r->path, r->body_len, key->id);
-    td_http_exchange_on_gone(x, on_gone, c);
-    c->at_worker = true;
-    td_err err = rt_worker_submit(s->worker, job);
+    return c;
+}
+
+static void to_worker(struct rt_client *c)
+{
+    struct rt_job *job = c->job;
+    td_err err = rt_worker_submit(c->shell->worker, job);
+    c->at_worker = err == TD_OK;
+    c->job = err == TD_OK ? NULL : job;
     if (err != TD_OK) {
-        c->at_worker = false;
-        c->job = job;
         fail(c, err, "too many requests are being parsed", NULL);
         free_if_over(c);
     }
 }
 
+void rt__client_start(struct rt_shell *s, struct td_http_exchange *x, bool chat, struct rt_key *key,
+                      const char *request_id)
+{
+    const struct td_http_request *r = td_http_exchange_request(x);
+    struct rt_client *c = client_new(s, chat, r->body, r->body_len);
+    if (c == NULL) {
+        rt_key_done(key, 0);
+        td_http_refuse(x, TD_ERR_NO_MEMORY, "out of memory", NULL, 1);
+        return;
+    }
+    c->x = x;
+    c->key = key;
+    set_id(c, request_id);
+    note_trace(c, r);
+    TD_LOG(INFO, "rt_http", "req=%s peer=%s path=%s bytes=%zu key=%s", c->request_id,
+           td_http_exchange_peer(x), r->path, r->body_len, key->id);
+    td_http_exchange_on_gone(x, on_gone, c);
+    to_worker(c);
+}
+
+void rt__client_start_call(struct rt_shell *s, struct td_grpc_call *call, struct rt_key *key,
+                           const uint8_t *message, size_t len)
+{
+    const struct td_http_request *r = td_grpc_call_request(call);
+    struct rt_client *c = client_new(s, false, message, len);
+    if (c == NULL) {
+        rt_key_done(key, 0);
+        td_grpc_fail(call, TD_ERR_NO_MEMORY, NULL, 1);
+        return;
+    }
+    c->x = call;
+    c->grpc = true;
+    c->key = key;
+    c->job->what = RT_JOB_GENERATE;
+    (void)snprintf(c->request_id, sizeof c->request_id, "%s", td_grpc_call_request_id(call));
+    (void)snprintf(c->id, sizeof c->id, "gen-%016" PRIx64 "-%" PRIu64, s->epoch, s->next_id++);
+    note_trace(c, r);
+    TD_LOG(INFO, "rt_grpc", "req=%s id=%s peer=%s bytes=%zu key=%s", c->request_id, c->id,
+           td_grpc_call_peer(call), len, key->id);
+    td_grpc_call_on_gone(call, on_gone, c);
+    to_worker(c);
+}
+
+bool rt__client_cancel(struct rt_shell *s, const char *id, const struct rt_key *key)
+{
+    struct rt_client *c = s->clients;
+    while (c != NULL && (c->x == NULL || !c->grpc || strcmp(c->id, id) != 0 ||
+                         strcmp(c->key->tenant, key->tenant) != 0)) {
+        c = c->next;
+    }
+    if (c == NULL) {
+        return false;
+    }
+    c->hold++;
+    fail(c, TD_ERR_CANCELLED, "cancelled by a call", NULL);
+    c->hold--;
+    free_if_over(c);
+    return true;
+}
+
 static void ping(struct rt_client *c, int64_t now_us)
 {
-    bool wants =
-        c->x != NULL && !c->at_worker && !c->failed && c->job != NULL && c->job->api.stream;
+    bool wants = c->x != NULL && !c->grpc && !c->at_worker && !c->failed && c->job != NULL &&
+                 c->job->api.stream;
     if (wants && now_us - c->written_us >= c->shell->p.ping_us) {
         start_stream(c);
         if (td_buf_puts(&c->event, ": ping\n\n") == TD_OK) {

@@ -1,5 +1,5 @@
 /* Design: gRPC enters the router where HTTP does: the same keys, limits, clients and core; only the encoder of an answer
- * differs (rt_grpc_generate.c). This file has the services, who may call them, and what is answered at once.
+ * differs (rt_client.c). This file has the services, who may call them, and what is answered at once.
  */
 #define TD_LOG_ROOM "router"
 #include <inttypes.h>
@@ -14,14 +14,16 @@
 #include "proto/api.h"
 #include "router/rt_shell_int.h"
 
-#define ANSWER_MAX (8u << 20)
-#define KEY_MAX    1024
+#define ANSWER_MAX  (8u << 20)
+#define KEY_MAX     1024
+#define ARENA_BYTES (64u << 20)
 
 struct rt_grpc {
     struct rt_shell *shell;          /* borrowed */
     struct td_grpc_server *server;   /* owned; NULL: gRPC is off */
     struct td_grpc_health *health;   /* owned */
     struct td_grpc_reflect *reflect; /* owned */
+    struct td_arena *arena;          /* owned; of small requests being decoded */
 };
 
 /* ---- who may call ---- */
@@ -81,7 +83,114 @@ static void h_list_models(void *arg, struct td_grpc_call *c, const uint8_t *mess
     td_buf_fini(&b);
 }
 
+/* ---- through the worker ---- */
+
+static bool admitted(struct rt_grpc *g, struct td_grpc_call *c)
+{
+    double retry_s = 1;
+    td_err err = rt__client_admit(g->shell, td_grpc_call_tag(c), &retry_s);
+    if (err != TD_OK) {
+        td_grpc_fail(c, err, NULL, retry_s);
+        rt_metrics_answer(g->shell->metrics, td_err_http(err), err);
+    }
+    return err == TD_OK;
+}
+
+static void h_generate(void *arg, struct td_grpc_call *c, const uint8_t *message, size_t len)
+{
+    struct rt_grpc *g = arg;
+    if (admitted(g, c)) {
+        rt__client_start_call(g->shell, c, td_grpc_call_tag(c), message, len);
+    }
+}
+
+/* A call that waits for the worker; it outlives the call when that is gone first. */
+struct errand {
+    struct rt_grpc *grpc;
+    struct td_grpc_call *call; /* borrowed; NULL: gone */
+};
+
+static void errand_gone(void *arg)
+{
+    struct errand *e = arg;
+    e->call = NULL;
+}
+
+static void errand_done(struct rt_job *job)
+{
+    struct errand *e = job->user;
+    struct td_grpc_call *c = e->call;
+    struct td_buf b;
+    td_buf_init(&b, ANSWER_MAX);
+    if (c != NULL && job->error.err != TD_OK) {
+        td_grpc_fail(c, job->error.err, job->error.text, 1);
+    } else if (c != NULL && job->what == RT_JOB_TOKENIZE) {
+        answer(c, &b,
+               td_api_tokenize_encode(&b, job->ids[0], job->n_ids[0],
+                                      e->grpc->shell->model->max_model_len));
+    } else if (c != NULL) {
+        answer(c, &b, td_api_detokenize_encode(&b, (const char *)job->text.data, job->text.len));
+    }
+    td_buf_fini(&b);
+    free(e);
+    rt_job_destroy(job);
+}
+
+static void run_errand(struct rt_grpc *g, struct td_grpc_call *c, enum rt_job_what what,
+                       const uint8_t *message, size_t len)
+{
+    if (!admitted(g, c)) {
+        return;
+    }
+    rt_key_done(td_grpc_call_tag(c), 0); /* counted as a request; no token of the engine is used */
+    struct errand *e = td_zalloc(1, sizeof *e);
+    struct rt_job *job =
+        e != NULL ? rt_job_create(false, message, len, td_wall_us() / 1000000, e) : NULL;
+    td_err err = TD_ERR_NO_MEMORY;
+    if (job != NULL) {
+        *e = (struct errand){.grpc = g, .call = c};
+        job->what = what;
+        job->done = errand_done;
+        err = rt_worker_submit(g->shell->worker, job);
+    }
+    if (err != TD_OK) {
+        rt_job_destroy(job);
+        free(e);
+        td_grpc_fail(c, err, "too many requests are being parsed", 1);
+        return;
+    }
+    td_grpc_call_on_gone(c, errand_gone, e);
+}
+
+static void h_tokenize(void *arg, struct td_grpc_call *c, const uint8_t *message, size_t len)
+{
+    run_errand(arg, c, RT_JOB_TOKENIZE, message, len);
+}
+
+static void h_detokenize(void *arg, struct td_grpc_call *c, const uint8_t *message, size_t len)
+{
+    run_errand(arg, c, RT_JOB_DETOKENIZE, message, len);
+}
+
+static void h_cancel(void *arg, struct td_grpc_call *c, const uint8_t *message, size_t len)
+{
+    struct rt_grpc *g = arg;
+    const char *id = "";
+    struct td_buf b;
+    td_arena_reset(g->arena);
+    td_err err = td_api_id_decode(message, len, g->arena, &id);
+    if (err != TD_OK) {
+        td_grpc_fail(c, err, "not a CancelRequest", 0);
+        return;
+    }
+    td_buf_init(&b, ANSWER_MAX);
+    answer(c, &b, td_api_cancel_encode(&b, rt__client_cancel(g->shell, id, td_grpc_call_tag(c))));
+    td_buf_fini(&b);
+}
+
 static const struct td_grpc_method engine_methods[] = {
+    {.name = "Generate", .handle = h_generate},      {.name = "Cancel", .handle = h_cancel},
+    {.name = "Tokenize", .handle = h_tokenize},      {.name = "Detokenize", .handle = h_detokenize},
     {.name = "ListModels", .handle = h_list_models},
 };
 
@@ -127,7 +236,8 @@ static td_err make_server(struct rt_grpc *g)
     p.h2.port = sp->grpc_port;
     p.admit = admit;
     p.arg = g;
-    TD_TRY(td_grpc_server_create(&p, &g->server));
+    g->arena = td_arena_create(ARENA_BYTES);
+    TD_TRY(g->arena != NULL ? td_grpc_server_create(&p, &g->server) : TD_ERR_NO_MEMORY);
     const struct td_grpc_service engine = {.name = "tandem.v1.Engine",
                                            .methods = engine_methods,
                                            .n_methods = TD_COUNT(engine_methods),
@@ -160,6 +270,7 @@ struct rt_grpc *rt__grpc_destroy(struct rt_grpc *g)
         td_grpc_server_destroy(g->server);
         td_grpc_health_destroy(g->health);
         td_grpc_reflect_destroy(g->reflect);
+        td_arena_destroy(g->arena);
         free(g);
     }
     return NULL;

@@ -9,7 +9,6 @@
 #include <string.h>
 
 #include "common/base/clock.h"
-#include "common/base/fault.h"
 #include "common/base/log.h"
 #include "common/base/mem.h"
 #include "common/io/http_error.h"
@@ -73,19 +72,13 @@ static void generate(struct rt_call *c, bool chat)
         rt_metrics_answer(c->s->metrics, 415, TD_ERR_MEDIA_TYPE);
         return;
     }
-    if (c->s->draining) {
-        rt__refuse(c, TD_ERR_DRAINING, "this router is draining", NULL, 5);
-        rt_metrics_answer(c->s->metrics, 503, TD_ERR_DRAINING);
-        return;
-    }
-    td_err err =
-        TD_FAULT(RT_ADMIT) ? TD_ERR_OVERLOADED : rt_key_admit(c->key, td_now_us(), &retry_s);
+    td_err err = rt__client_admit(c->s, c->key, &retry_s);
     if (err != TD_OK) {
-        TD_LOG(INFO, "rt_admit refused", "key=%s err=%s", c->key->id, td_err_code(err));
         if (err == TD_ERR_RATE_LIMITED) {
             refuse_by_key(c, err, retry_s);
         } else {
-            rt__refuse(c, err, NULL, NULL, retry_s);
+            rt__refuse(c, err, err == TD_ERR_DRAINING ? "this router is draining" : NULL, NULL,
+                       retry_s);
         }
         rt_metrics_answer(c->s->metrics, td_err_http(err), err);
         return;

@@ -6,6 +6,7 @@
 #define ROUTER_RT_SHELL_INT_H
 
 #include "common/base/ring.h"
+#include "common/io/grpc_server.h"
 #include "common/io/http_server.h"
 #include "common/io/link_fit.h"
 #include "common/io/link_nng.h"
@@ -70,6 +71,13 @@ void rt__live_gauges(const struct rt_shell *s, struct rt_live_gauges *out);
 /* rt_client.c */
 void rt__client_start(struct rt_shell *s, struct td_http_exchange *x, bool chat, struct rt_key *key,
                       const char *request_id);
+/* Draining, or a limit of the key: *out_retry_s says when to come again. Else one admission is held until rt_key_done. */
+td_err rt__client_admit(struct rt_shell *s, struct rt_key *key, double *out_retry_s) TD_MUST_CHECK;
+/* A GenerateRequest; takes the admission. */
+void rt__client_start_call(struct rt_shell *s, struct td_grpc_call *call, struct rt_key *key,
+                           const uint8_t *message, size_t len);
+/* Ends the gRPC answer of this id when it is of the same tenant; false: there is none. */
+bool rt__client_cancel(struct rt_shell *s, const char *id, const struct rt_key *key);
 /* The client's own id when it is a clean one, else a new one. */
 void rt__request_id(struct rt_shell *s, const struct td_http_request *r,
                     char out[TD_WIRE_MAX_NAME]);

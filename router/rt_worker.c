@@ -10,10 +10,16 @@
 #include "common/base/log.h"
 #include "common/base/mem.h"
 #include "common/base/ring.h"
+#include "common/text/detok.h"
+#include "proto/api.h"
+
+#define ARENA_BYTES (128u << 20)
+#define TEXT_MAX    (32u << 20)
 
 struct rt_worker {
     const struct rt_model *model;  /* borrowed */
     struct td_text_tokenizer *tok; /* owned; the worker thread's */
+    struct td_arena *arena;        /* owned; the worker thread's: messages being decoded */
     struct td_ring *in, *out;      /* owned; records are struct rt_job * */
     struct td_watch *watch;        /* owned; on out's fd */
     void (*done)(void *arg, struct rt_job *job);
@@ -41,6 +47,7 @@ struct rt_job *rt_job_create(bool chat, const void *body, size_t len, int64_t no
     j->body_len = len;
     j->now_s = now_s;
     j->user = user;
+    td_buf_init(&j->text, TEXT_MAX);
     return j;
 }
 
@@ -51,6 +58,7 @@ struct rt_job *rt_job_destroy(struct rt_job *j)
             free(j->ids[i]);
         }
         rt_api_request_fini(&j->api);
+        td_buf_fini(&j->text);
         free(j->body);
         free(j);
     }
@@ -64,20 +72,82 @@ static td_err work_prompt(struct rt_worker *w, struct rt_job *j, uint32_t i)
     return rt_model_limit(w->model, &j->api, j->n_ids[i], &j->sampling[i], &j->error);
 }
 
-static void work(struct rt_worker *w, struct rt_job *j)
+static td_err refuse_job(struct rt_job *j, td_err err, const char *param, const char *text)
 {
-    td_err err = rt_api_parse(j->chat, j->body, j->body_len, &j->api, &j->error);
+    j->error.err = err;
+    (void)snprintf(j->error.text, sizeof j->error.text, "%s", text);
+    (void)snprintf(j->error.param, sizeof j->error.param, "%s", param);
+    return err;
+}
+
+static td_err check_model(struct rt_worker *w, struct rt_job *j, const char *name)
+{
+    char text[160];
+    if (rt_model_serves(w->model, name)) {
+        return TD_OK;
+    }
+    (void)snprintf(text, sizeof text, "The model `%.100s` does not exist", name);
+    return refuse_job(j, TD_ERR_MODEL_NOT_FOUND, "model", text);
+}
+
+static td_err detokenize(struct rt_worker *w, struct rt_job *j)
+{
+    struct td_api_detokenize d;
+    struct td_text_detok detok;
+    td_err err = td_api_detokenize_decode(j->body, j->body_len, w->arena, &d);
+    if (err != TD_OK) {
+        return refuse_job(j, err, "", "the bytes are not a DetokenizeRequest");
+    }
+    TD_TRY(check_model(w, j, d.model[0] != 0 ? d.model : NULL));
+    td_text_detok_init(&detok, w->model->vocab, false);
+    for (uint32_t i = 0; err == TD_OK && i < d.n_ids; i++) {
+        err = td_text_detok_push(&detok, d.ids[i], &j->text);
+    }
+    err = err == TD_OK ? td_text_detok_flush(&detok, &j->text) : err;
+    return err == TD_OK ? TD_OK
+                        : refuse_job(j, err, "token_ids",
+                                     err == TD_ERR_BAD_REQUEST ? "a token id outside the vocabulary"
+                                                               : "the text does not fit");
+}
+
+static td_err parse_body(struct rt_worker *w, struct rt_job *j)
+{
+    switch (j->what) {
+    case RT_JOB_GENERATE:
+        return rt_api_parse_generate(j->body, j->body_len, w->arena, &j->api, &j->error);
+    case RT_JOB_TOKENIZE:
+        return rt_api_parse_tokenize(j->body, j->body_len, w->arena, &j->api, &j->error);
+    case RT_JOB_HTTP:
+    case RT_JOB_DETOKENIZE:
+        break;
+    }
+    return rt_api_parse(j->chat, j->body, j->body_len, &j->api, &j->error);
+}
+
+static void drop_body(struct rt_job *j)
+{
     free(j->body); /* a job lives as long as its request; nothing points into the text */
     j->body = NULL;
     j->body_len = 0;
-    if (err != TD_OK) {
+}
+
+static void work(struct rt_worker *w, struct rt_job *j)
+{
+    td_arena_reset(w->arena);
+    if (j->what == RT_JOB_DETOKENIZE) {
+        TD_IGNORE(detokenize(w, j)); /* the job has the error */
+        drop_body(j);
         return;
     }
-    if (!rt_model_serves(w->model, j->api.model)) {
-        j->error.err = TD_ERR_MODEL_NOT_FOUND;
-        (void)snprintf(j->error.text, sizeof j->error.text, "The model `%.100s` does not exist",
-                       j->api.model);
-        (void)snprintf(j->error.param, sizeof j->error.param, "model");
+    td_err err = parse_body(w, j);
+    drop_body(j);
+    if (err != TD_OK || check_model(w, j, j->api.model) != TD_OK) {
+        return;
+    }
+    j->chat = j->api.chat;
+    if (j->what == RT_JOB_TOKENIZE) {
+        const struct rt_model_prompt prompt = {.request = &j->api, .now_s = j->now_s};
+        TD_IGNORE(rt_model_encode(w->model, w->tok, &prompt, &j->ids[0], &j->n_ids[0], &j->error));
         return;
     }
     j->n_prompts = j->chat ? 1 : j->api.n_prompts;
@@ -117,7 +187,11 @@ static void on_out(void *arg, unsigned ready)
     td_ring_ack(w->out);
     while (td_ring_pop(w->out, &j)) {
         w->queued--;
-        w->done(w->arg, j);
+        if (j->done != NULL) {
+            j->done(j);
+        } else {
+            w->done(w->arg, j);
+        }
     }
 }
 
@@ -132,7 +206,9 @@ td_err rt_worker_create(struct td_loop *loop, const struct rt_model *model,
     w->model = model;
     w->done = done;
     w->arg = arg;
-    td_err err = td_text_tokenizer_create(model->vocab, &w->tok);
+    w->arena = td_arena_create(ARENA_BYTES);
+    td_err err =
+        w->arena != NULL ? td_text_tokenizer_create(model->vocab, &w->tok) : TD_ERR_NO_MEMORY;
     err = err == TD_OK ? td_ring_create(RT_WORKER_MAX_JOBS, sizeof(struct rt_job *), true, &w->in)
                        : err;
     err = err == TD_OK ? td_ring_create(RT_WORKER_MAX_JOBS, sizeof(struct rt_job *), true, &w->out)
@@ -157,7 +233,11 @@ static void drop_all(struct td_ring *r)
 {
     struct rt_job *j = NULL;
     while (r != NULL && td_ring_pop(r, &j)) {
-        rt_job_destroy(j);
+        if (j != NULL && j->done != NULL) {
+            j->done(j);
+        } else {
+            rt_job_destroy(j);
+        }
     }
 }
 
@@ -179,6 +259,7 @@ struct rt_worker *rt_worker_destroy(struct rt_worker *w)
     td_ring_destroy(w->in);
     td_ring_destroy(w->out);
     td_text_tokenizer_destroy(w->tok);
+    td_arena_destroy(w->arena);
     free(w);
     return NULL;
 }

@@ -11,6 +11,7 @@
 
 #include <stdint.h>
 
+#include "common/base/buf.h"
 #include "common/base/err.h"
 #include "common/io/loop.h"
 #include "router/rt_api.h"
@@ -18,9 +19,20 @@
 
 #define RT_WORKER_MAX_JOBS 1024
 
+enum rt_job_what {
+    RT_JOB_HTTP,       /* an OpenAI body */
+    RT_JOB_GENERATE,   /* the others: messages of tandem.v1 */
+    RT_JOB_TOKENIZE,   /* only ids[0] */
+    RT_JOB_DETOKENIZE, /* only text */
+};
+
 struct rt_job {
     /* in */
-    bool chat;
+    enum rt_job_what what;
+    bool chat; /* RT_JOB_GENERATE: set when parsed */
+    void (*done)(
+        struct rt_job
+            *job); /* instead of the worker's, also for a job dropped at the end; NULL: that one */
     uint8_t *body; /* owned: copied from the client's request; NULL once parsed */
     size_t body_len;
     int64_t now_s;
@@ -32,6 +44,7 @@ struct rt_job {
     uint32_t n_ids[RT_API_MAX_PROMPTS];
     struct td_sampling_params sampling[RT_API_MAX_PROMPTS];
     uint32_t n_prompts;
+    struct td_buf text; /* owned */
 };
 
 /* A job with a copy of the body; NULL when out of memory. */

@@ -468,6 +468,11 @@ void td_grpc_call_set_request_id(struct td_grpc_call *c, const char *id)
     (void)snprintf(c->request_id, sizeof c->request_id, "%s", id);
 }
 
+const char *td_grpc_call_request_id(const struct td_grpc_call *c)
+{
+    return c->request_id;
+}
+
 void td_grpc_call_set_background(struct td_grpc_call *c)
 {
     td_h2_stream_set_background(c->stream);

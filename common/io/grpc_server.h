@@ -65,6 +65,7 @@ void *td_grpc_call_tag(const struct td_grpc_call *c);
 void td_grpc_call_on_gone(struct td_grpc_call *c, void (*fn)(void *arg), void *arg);
 /* Sent in front of the first message, and with a status that comes before any; cut to 127 bytes. */
 void td_grpc_call_set_request_id(struct td_grpc_call *c, const char *id);
+const char *td_grpc_call_request_id(const struct td_grpc_call *c);
 /* It may stay open for ever: a drain does not wait for it. */
 void td_grpc_call_set_background(struct td_grpc_call *c);
 /* Errors as of td_h2_write; `gone` follows in a later pass. */

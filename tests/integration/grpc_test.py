@@ -10,7 +10,12 @@ PINNED = os.environ.get("TANDEM_TEST_PYTHON", sys.executable)
 if os.path.abspath(sys.executable) != os.path.abspath(PINNED):
     os.execv(PINNED, [PINNED] + sys.argv)  # the interpreter that has the packages
 
-from harness import ROOT, SCRATCH, cluster, run, wait_for  # noqa: E402
+import asyncio  # noqa: E402
+import hashlib  # noqa: E402
+import threading  # noqa: E402
+
+from harness import (ROOT, SCRATCH, all_blocks_back, chat, cluster, run, tokens_of,  # noqa: E402
+                     wait_for)
 
 STUBS = os.path.join(SCRATCH, "stubs")
 os.makedirs(STUBS)
@@ -76,6 +81,251 @@ def test_models_are_listed():
     with channel() as ch:
         models = rpc.EngineStub(ch).ListModels(pb.ListModelsRequest(), timeout=WAIT).models
         assert [m.id for m in models] == ["tiny"] and models[0].max_model_len > 0
+
+
+def engine(ch):
+    return rpc.EngineStub(ch)
+
+
+def ask(text="hello", n=8, **fields):
+    """A greedy GenerateRequest."""
+    sampling = dict({"temperature": 0, "max_tokens": n}, **fields.pop("sampling", {}))
+    if "token_ids" in fields or "chat" in fields:
+        return pb.GenerateRequest(sampling=pb.SamplingParams(**sampling), **fields)
+    return pb.GenerateRequest(text=text, sampling=pb.SamplingParams(**sampling), **fields)
+
+
+def user(text):
+    return pb.Chat(messages=[pb.ChatMessage(role="user", content=text)])
+
+
+class Whole:
+    """A stream read to its end."""
+
+    def __init__(self, stream, choice=0):
+        self.messages = list(stream)
+        self.ids, self.text, self.finish, self.usage = [], "", 0, None
+        for m in self.messages:
+            if m.HasField("usage"):
+                assert m is self.messages[-1]
+                self.usage = m.usage
+            elif m.delta.choice == choice:
+                self.ids += m.delta.token_ids
+                self.text += m.delta.text
+                self.finish = m.delta.finish_reason or self.finish
+
+
+def blocks_back(cl=None):
+    cl = cl or shared()
+    for node in cl.nodes.values():
+        all_blocks_back(cl, node)
+
+
+def test_the_same_request_gives_the_same_tokens_as_over_http():
+    http = shared().router.port("http")
+    with channel() as ch:
+        for prompt in ("hello", "the quick brown fox " * 12):
+            got = Whole(engine(ch).Generate(ask(prompt, 24), timeout=WAIT))
+            assert got.ids == tokens_of(http, prompt), (got.ids, prompt)
+            assert got.finish == pb.FINISH_REASON_LENGTH
+            assert got.usage.completion_tokens == 24 and got.usage.prompt_tokens > 0
+        want = chat(http, "hello", max_tokens=12).json()
+        got = Whole(engine(ch).Generate(ask(chat=user("hello"), n=12), timeout=WAIT))
+        assert got.text == want["choices"][0]["message"]["content"], (got.text, want)
+        assert got.usage.prompt_tokens == want["usage"]["prompt_tokens"]
+
+
+def test_tokens_go_in_and_out_and_back_to_text():
+    with channel() as ch:
+        e = engine(ch)
+        ids = list(e.Tokenize(pb.TokenizeRequest(text="hello world", add_special_tokens=True), timeout=WAIT).token_ids)
+        by_text = Whole(e.Generate(ask("hello world", 6), timeout=WAIT))
+        by_ids = Whole(e.Generate(ask(token_ids=pb.TokenIds(ids=ids), n=6), timeout=WAIT))
+        assert by_ids.ids == by_text.ids and by_ids.usage.prompt_tokens == len(ids)
+        plain = list(e.Tokenize(pb.TokenizeRequest(text="hello world"), timeout=WAIT).token_ids)
+        assert e.Detokenize(pb.DetokenizeRequest(token_ids=plain), timeout=WAIT).text == "hello world"
+        templated = e.Tokenize(pb.TokenizeRequest(chat=user("hello")), timeout=WAIT)
+        assert len(templated.token_ids) > len(plain) and templated.max_model_len > 0
+
+
+def test_choices_seeds_and_stops_work_as_over_http():
+    with channel() as ch:
+        e = engine(ch)
+        drawn = {"temperature": 1.0, "seed": 7}
+        one = list(e.Generate(ask("hello", 8, sampling=drawn), timeout=WAIT))
+        again = list(e.Generate(ask("hello", 8, sampling=drawn), timeout=WAIT))
+        strip = [[m.delta.token_ids for m in run_ if m.HasField("delta")] for run_ in (one, again)]
+        assert strip[0] == strip[1]
+        request = ask("hello", 4)
+        request.n = 3
+        messages = list(e.Generate(request, timeout=WAIT))
+        assert {m.delta.choice for m in messages if m.HasField("delta")} == {0, 1, 2}
+        whole = Whole(e.Generate(ask("hello", 16), timeout=WAIT)).text
+        stop = whole[3:6]
+        got = Whole(e.Generate(ask("hello", 16, sampling={"stop": [stop]}), timeout=WAIT))
+        assert got.text == whole[:whole.index(stop)] and got.finish == pb.FINISH_REASON_STOP
+
+
+def test_every_documented_status_is_provoked():
+    code = grpc.StatusCode
+    rows = [
+        (code.INVALID_ARGUMENT, ask("x", sampling={"temperature": -1})),
+        (code.INVALID_ARGUMENT, ask("x", sampling={"temperature": float("nan")})),
+        (code.INVALID_ARGUMENT, ask("x", sampling={"top_k": -5})),
+        (code.INVALID_ARGUMENT, ask("x", sampling={"logit_bias": {-1: 1.0}})),
+        (code.INVALID_ARGUMENT, ask("x", sampling={"stop": ["a"] * 17})),
+        (code.INVALID_ARGUMENT, ask(token_ids=pb.TokenIds(ids=[]))),
+        (code.INVALID_ARGUMENT, ask(token_ids=pb.TokenIds(ids=[-1]))),
+        (code.INVALID_ARGUMENT, ask(token_ids=pb.TokenIds(ids=[99999999]))),
+        (code.INVALID_ARGUMENT, ask(chat=pb.Chat())),
+        (code.INVALID_ARGUMENT, ask(chat=pb.Chat(messages=[pb.ChatMessage(role="nobody", content="x")]))),
+        (code.INVALID_ARGUMENT, ask("zero \0 byte")),
+        (code.INVALID_ARGUMENT, pb.GenerateRequest()),
+        (code.INVALID_ARGUMENT, ask("word " * 5000)),  # the context is too short
+        (code.NOT_FOUND, ask("x", model="other")),
+        (code.UNIMPLEMENTED, ask("x", adapter="a")),
+        (code.UNIMPLEMENTED, ask("x", sampling={"logprobs": 3})),
+    ]
+    with channel() as ch:
+        e = engine(ch)
+        for want, request in rows:
+            got, text = status_of(lambda: list(e.Generate(request, timeout=WAIT)))
+            assert got == want and text, (got, text, want, request)
+        for call in (e.Tokenize, e.Detokenize):
+            kind = pb.TokenizeRequest if call is e.Tokenize else pb.DetokenizeRequest
+            assert status_of(lambda: call(kind(model="other", **({"text": "x"} if call is e.Tokenize else {})),
+                                          timeout=WAIT))[0] == code.NOT_FOUND
+        assert status_of(lambda: e.Tokenize(pb.TokenizeRequest(), timeout=WAIT))[0] == code.INVALID_ARGUMENT
+        assert status_of(lambda: e.Detokenize(pb.DetokenizeRequest(token_ids=[10 ** 8]), timeout=WAIT))[0] \
+            == code.INVALID_ARGUMENT
+        big = pb.DetokenizeRequest(token_ids=[1 << 20] * (2 << 20))
+        assert status_of(lambda: e.Detokenize(big, timeout=WAIT))[0] == code.RESOURCE_EXHAUSTED
+        raw = ch.unary_unary("/tandem.v1.Engine/ListModels")
+        assert status_of(lambda: raw(b"\xff", timeout=WAIT))[0] == code.INVALID_ARGUMENT
+        assert status_of(lambda: list(e.Generate(ask("x", 2000), timeout=0.05)))[0] == code.DEADLINE_EXCEEDED
+        slow = ask("x", 2000)
+        slow.budget_ms = 30
+        assert status_of(lambda: list(e.Generate(slow, timeout=WAIT)))[0] == code.DEADLINE_EXCEEDED
+        squeezed = status_of(lambda: list(e.Generate(ask("word " * 200), timeout=WAIT, compression=grpc.Compression.Gzip)))
+        assert squeezed[0] == code.UNIMPLEMENTED, squeezed
+    blocks_back()
+
+
+def test_errors_carry_their_code_and_when_to_come_again():
+    with channel() as ch:
+        try:
+            list(engine(ch).Generate(ask("x", model="other"), timeout=WAIT))
+        except grpc.RpcError as e:
+            trailers = dict(e.trailing_metadata())
+            assert trailers["tandem-code"] == "model_not_found" and trailers["grpc-retry-pushback-ms"] == "-1", trailers
+
+
+def test_a_request_id_is_echoed_and_found_in_the_logs():
+    with channel() as ch:
+        call = engine(ch).Generate(ask("x"), timeout=WAIT, metadata=[("x-request-id", "grpc-echo-1")])
+        assert dict(call.initial_metadata())["x-request-id"] == "grpc-echo-1"
+        assert list(call)[0].id.startswith("gen-")
+    log = shared().router.log()
+    assert "req=grpc-echo-1" in log and '"rt_grpc"' in log.replace("msg=rt_grpc", '"rt_grpc"'), log[-2000:]
+
+
+def test_keys_are_checked_and_limited_like_over_http():
+    path = os.path.join(SCRATCH, "keys")
+    with open(path, "w", encoding="utf-8") as f:
+        for name, key, rate in (("a", "secret-a", 0), ("b", "secret-b", 1)):
+            f.write(f"{name} {hashlib.sha256(key.encode()).hexdigest()} tenant-{name} 0 {rate} 0 0\n")
+    code = grpc.StatusCode
+    with cluster(router=["--api-key-file", path]) as cl, channel(cl) as ch:
+        e = engine(ch)
+
+        def models(*metadata):
+            return e.ListModels(pb.ListModelsRequest(), timeout=WAIT, metadata=metadata).models
+
+        assert models(("authorization", "Bearer secret-a")) and models(("x-api-key", "secret-a"))
+        for bad in ((), (("authorization", "Bearer wrong"),), (("x-api-key", "wrong"),), (("authorization", "secret-a"),)):
+            assert status_of(lambda: models(*bad))[0] == code.UNAUTHENTICATED, bad
+        nothing = ch.unary_unary("/no.Such/Method")
+        assert status_of(lambda: nothing(b"", timeout=WAIT))[0] == code.UNAUTHENTICATED
+        assert health(ch, "") == health_pb2.HealthCheckResponse.SERVING  # probes have no key
+        a, b = [("x-api-key", "secret-a")], [("x-api-key", "secret-b")]
+        statuses = []
+        for _ in range(4):
+            try:
+                list(e.Generate(ask("x", 2), timeout=WAIT, metadata=b))
+                statuses.append(code.OK)
+            except grpc.RpcError as err:
+                statuses.append(err.code())
+                assert int(dict(err.trailing_metadata())["grpc-retry-pushback-ms"]) > 0
+        assert code.RESOURCE_EXHAUSTED in statuses and code.OK in statuses, statuses
+        running = e.Generate(ask("x", 1500), timeout=WAIT, metadata=a)
+        first = next(running)
+        cancel = pb.CancelRequest(id=first.id)
+        assert not e.Cancel(cancel, timeout=WAIT, metadata=b).known  # another tenant's
+        assert e.Cancel(cancel, timeout=WAIT, metadata=a).known
+        assert status_of(lambda: list(running))[0] == code.CANCELLED
+        assert not e.Cancel(cancel, timeout=WAIT, metadata=a).known
+        blocks_back(cl)
+
+
+def test_a_call_cancelled_at_any_point_leaves_nothing_behind():
+    with channel() as ch:
+        e = engine(ch)
+        for after in range(8):
+            call = e.Generate(ask("the quick brown fox " * 20, 1000), timeout=WAIT)
+            for _ in range(after):
+                next(call)
+            call.cancel()
+        for _ in range(20):
+            e.Generate(ask("x", 1000), timeout=WAIT).cancel()
+        blocks_back()
+        wait_for(lambda: not shared().admin("/requests")["live"], WAIT, "the requests to end")
+        assert Whole(e.Generate(ask("x"), timeout=WAIT)).usage.completion_tokens == 8
+
+
+def test_a_thousand_streams_at_once_are_answered_by_the_async_client():
+    async def many():
+        address = f"127.0.0.1:{shared().router.port('grpc')}"
+        async with grpc.aio.insecure_channel(address) as ch:
+            e = rpc.EngineStub(ch)
+
+            async def one(i):
+                try:
+                    return len([m async for m in e.Generate(ask(f"number {i}", 2), timeout=120)])
+                except grpc.RpcError as err:
+                    return err.code()
+
+            return await asyncio.gather(*(one(i) for i in range(1000)))
+
+    results = asyncio.run(many())
+    answered = [r for r in results if isinstance(r, int)]
+    refused = [r for r in results if not isinstance(r, int)]
+    assert all(n == 3 for n in answered) and len(answered) >= 500, (len(answered), set(refused))
+    assert set(refused) <= {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE}, set(refused)
+    blocks_back()
+
+
+def test_a_drain_finishes_what_runs_and_sends_new_calls_away():
+    with cluster() as cl, channel(cl) as ch:
+        e = engine(ch)
+        running = e.Generate(ask("x", 300), timeout=WAIT)
+        got = [next(running)]
+        stopped = threading.Thread(target=cl.router.stop)
+        stopped.start()
+        got += list(running)
+        assert got[-1].usage.completion_tokens == 300
+        stopped.join()
+        assert cl.router.proc.returncode == 0
+
+
+def test_the_example_of_the_docs_runs():
+    out = subprocess.run([sys.executable, os.path.join(ROOT, "docs", "examples", "grpc_client.py"),
+                          f"127.0.0.1:{shared().router.port('grpc')}", "hello"],
+                         env=dict(os.environ, PYTHONPATH=STUBS), capture_output=True, text=True, timeout=WAIT, check=True)
+    assert "generated]" in out.stdout, out
+
+
+def test_no_request_brought_a_warning():
+    assert SHARED is None or not [line for line in SHARED.router.log().splitlines() if "level=error" in line]
 
 
 def test_an_unknown_method_is_unimplemented():
