@@ -11,6 +11,7 @@ import http.server
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -236,6 +237,31 @@ def test_the_schema_describes_every_value_and_the_values_file_sets_it():
 
 def test_generated_files_are_fresh():
     call([sys.executable, os.path.join(ROOT, "deploy", "helm", "gen.py"), "--build", BUILD, "--helm", HELMS[0], "--check"])
+
+
+def commands(page):
+    """Shell commands of a page's code blocks that run helm or tandemctl."""
+    with open(os.path.join(ROOT, "docs", page), encoding="utf-8") as f:
+        blocks = re.findall(r"^```\n(.*?)^```$", f.read(), re.M | re.S)
+    lines = [line.strip() for block in blocks for line in block.splitlines()]
+    helm = [shlex.split(line) for line in lines if line.startswith(("helm install", "helm upgrade"))]
+    ctl = [shlex.split(re.sub(r" && break$", "", line.split(" -- ")[1])) for line in lines if " -- tandemctl " in line]
+    return helm, ctl
+
+
+def test_the_commands_of_the_operations_page_work():
+    helm_lines, ctl_lines = commands("operations.md")
+    assert len(helm_lines) >= 8 and len(ctl_lines) >= 5
+    for words in helm_lines:
+        assert words[2] == "smol" and words[3] == "deploy/helm/tandem", words
+        rest = [w for w in words[4:] if w not in ("--create-namespace", "--reuse-values")]
+        for helm in HELMS:
+            call([helm, "template", "smol", CHART, *CLAIM, *rest])
+    for words in ctl_lines:
+        options = {w for w in words if w.startswith("--")}
+        verb = [w for w in words[1:] if w.islower() and not w.startswith("-") and "-" not in w][:2]
+        said = call([os.path.join(BUILD, "ctl", "tandemctl"), *verb, "--help"])
+        assert said.startswith("tandemctl " + " ".join(verb)) and all(f"{o} " in said for o in options), (words, said)
 
 
 class Api(http.server.BaseHTTPRequestHandler):
