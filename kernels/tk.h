@@ -118,7 +118,8 @@ struct tk_gemm {
 struct tk_attn {
     uint32_t head_dim, nq;
     const float *q;        /* [nq][head_dim], scaled */
-    const uint16_t *limit; /* [nq] visible tokens of this chunk, 1..256 */
+    const uint16_t *limit; /* [nq] visible tokens of this chunk end here, 0..256; 0: sees none */
+    const uint16_t *first; /* [nq] and begin here, first < limit; NULL: at 0 for all */
     uint32_t n_tok;        /* max of limit */
     const void *k[TK_CHUNK_BLOCKS], *v[TK_CHUNK_BLOCKS]; /* K [dim][16 tok], V [16 tok][dim] */
     float *m, *l;                                        /* [nq] out */
@@ -138,6 +139,7 @@ struct tk_ops {
     void (*quant)(const float *x, uint32_t n, const struct tk_act *a, uint32_t r, uint32_t b0);
     /* The same for a wide row r: digit rows 2r and 2r + 1. */
     void (*quant_wide)(const float *x, uint32_t n, const struct tk_act *a, uint32_t r);
+    /* y may be x. */
     void (*rmsnorm)(const float *x, const float *w, uint32_t n, float eps, float *y);
     /* y may be g. */
     void (*swiglu)(const float *g, const float *u, uint32_t n, float *y);
@@ -162,6 +164,8 @@ const struct tk_ops *tk_select(enum tk_isa isa);
 size_t tk_attn_scratch(uint32_t head_dim, uint32_t nq);
 
 /* The same code in every table: plain IEEE steps, small against the products. */
+/* x[i] = x[i] + bias[i]. */
+void tk_add_bias(float *x, const float *bias, uint32_t n);
 /* cs: [rope_dim / 2][2] cos and sin of the position; scales every value of the heads by `scale`
  * afterwards (1 leaves them). */
 void tk_rope(float *x, const float *cs, uint32_t n_heads, uint32_t head_dim, uint32_t rope_dim,

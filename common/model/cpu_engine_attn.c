@@ -32,6 +32,12 @@ static uint32_t chunks_of(uint32_t pos)
     return pos / TK_CHUNK_TOK + 1;
 }
 
+/* The first position that `pos` sees. */
+static uint32_t first_seen(const struct td__ce *e, uint32_t pos)
+{
+    return e->window == 0 || pos < e->window ? 0 : pos - e->window + 1;
+}
+
 void td__ce_attn_plan(struct td__ce *e)
 {
     const struct td_step *s = e->running;
@@ -49,7 +55,8 @@ void td__ce_attn_plan(struct td__ce *e)
         struct td__ce_task_span *span = &e->spans[e->n_spans++];
         span->row = r;
         span->first = task;
-        span->n_chunks = is_split(e, row) ? chunks_of(row->pos) : 1;
+        span->chunk0 = first_seen(e, row->pos) / TK_CHUNK_TOK;
+        span->n_chunks = is_split(e, row) ? chunks_of(row->pos) - span->chunk0 : 1;
         span->n_tiles = (row->n + tile_positions(e) - 1) / tile_positions(e);
         task += span->n_tiles * e->n_kv * span->n_chunks;
     }
@@ -103,7 +110,8 @@ static void run_chunk(const struct td__ce *e, const struct tk_attn *a)
     }
 }
 
-/* Visible tokens of a chunk for the positions pos.. of a tile. */
+/* Visible tokens of a chunk for the positions pos.. of a tile. With a window also where they begin,
+ * and who sees none at all (limit 0). */
 static void set_limits(const struct td__ce *e, struct td__ce_member *me, uint32_t pos, uint32_t n,
                        uint32_t chunk, struct tk_attn *a)
 {
@@ -111,12 +119,17 @@ static void set_limits(const struct td__ce *e, struct td__ce_member *me, uint32_
     for (uint32_t i = 0; i < n; i++) {
         uint32_t seen = pos + i + 1, before = chunk * TK_CHUNK_TOK;
         uint32_t limit = seen <= before ? 0 : seen - before;
+        uint32_t begin = first_seen(e, pos + i);
         limit = limit > TK_CHUNK_TOK ? TK_CHUNK_TOK : limit;
+        begin = begin <= before ? 0 : begin - before;
+        limit = begin >= limit ? 0 : limit;
         a->n_tok = limit > a->n_tok ? limit : a->n_tok;
         for (uint32_t g = 0; g < e->group; g++) {
             me->limit[i * e->group + g] = (uint16_t)limit;
+            me->first[i * e->group + g] = (uint16_t)(limit > 0 ? begin : 0);
         }
     }
+    a->first = e->window > 0 ? me->first : NULL;
 }
 
 /* One position, one chunk: straight from the rows' own query vectors into the parts. */
@@ -136,6 +149,27 @@ static void split_task(struct td__ce *e, struct td__ce_member *me,
     set_limits(e, me, row->pos, 1, chunk, &a);
     set_blocks(e, row, head, chunk, &a);
     run_chunk(e, &a);
+}
+
+/* The state takes a chunk. The first chunk that a vector sees is copied, and with a window that is
+ * not the same one for all vectors of a tile. */
+static void merge(const struct td__ce *e, struct td__ce_member *me, struct tk_attn *a, uint32_t pos,
+                  uint32_t chunk)
+{
+    if (e->window == 0) {
+        e->ops->attn_merge(a, me->sm, me->sl, me->so, chunk == 0);
+        return;
+    }
+    for (uint32_t v = 0; v < a->nq; v++) {
+        bool fresh = first_seen(e, pos + v / e->group) / TK_CHUNK_TOK == chunk;
+        me->fresh[v] = fresh ? me->limit[v] : 0;
+        me->known[v] = fresh ? 0 : me->limit[v];
+    }
+    a->limit = me->fresh;
+    e->ops->attn_merge(a, me->sm, me->sl, me->so, true);
+    a->limit = me->known;
+    e->ops->attn_merge(a, me->sm, me->sl, me->so, false);
+    a->limit = me->limit;
 }
 
 /* A tile of positions over all chunks, into e->att. */
@@ -158,11 +192,11 @@ static void tile_task(struct td__ce *e, struct td__ce_member *me, const struct t
                e->qkv + (size_t)(row->token0 + first + i) * e->qkv_width + head * width,
                width * sizeof(float));
     }
-    for (uint32_t c = 0; c < chunks_of(pos + n - 1); c++) {
+    for (uint32_t c = first_seen(e, pos) / TK_CHUNK_TOK; c < chunks_of(pos + n - 1); c++) {
         set_limits(e, me, pos, n, c, &a);
         set_blocks(e, row, head, c, &a);
         run_chunk(e, &a);
-        e->ops->attn_merge(&a, me->sm, me->sl, me->so, c == 0);
+        merge(e, me, &a, pos, c);
     }
     for (uint32_t v = 0; v < n * e->group; v++) {
         uint32_t t = row->token0 + first + v / e->group, h = head * e->group + v % e->group;
@@ -179,7 +213,7 @@ void td__ce_attn_task(struct td__ce *e, uint32_t member, uint32_t task)
     const struct td_step_row *row = &e->running->rows[span->row];
     uint32_t i = task - span->first;
     if (is_split(e, row)) {
-        split_task(e, &e->members[member], span, i % e->n_kv, i / e->n_kv);
+        split_task(e, &e->members[member], span, i % e->n_kv, span->chunk0 + i / e->n_kv);
     } else {
         tile_task(e, &e->members[member], row, i % e->n_kv, i / e->n_kv);
     }
@@ -197,7 +231,7 @@ void td__ce_attn_collect(struct td__ce *e, uint32_t member, uint32_t t)
         return;
     }
     for (uint32_t head = 0; head < e->n_kv; head++) {
-        for (uint32_t c = 0; c < span->n_chunks; c++) {
+        for (uint32_t c = span->chunk0; c < span->chunk0 + span->n_chunks; c++) {
             size_t at = part_of(e, span, head, c);
             struct tk_attn a = {.head_dim = e->dim,
                                 .nq = e->group,
@@ -206,7 +240,7 @@ void td__ce_attn_collect(struct td__ce *e, uint32_t member, uint32_t t)
                                 .l = e->part_l + at,
                                 .o = e->part_o + at * e->dim};
             set_limits(e, me, row->pos, 1, c, &a);
-            e->ops->attn_merge(&a, me->sm, me->sl, me->so, c == 0);
+            e->ops->attn_merge(&a, me->sm, me->sl, me->so, c == span->chunk0);
         }
         for (uint32_t g = 0; g < e->group; g++) {
             e->ops->attn_finish(me->so + (size_t)g * e->dim, me->sl[g], e->dim,

@@ -27,7 +27,9 @@
 #define TD__CE_TILE_QUERIES 48
 
 struct td__ce_layer {
-    const float *attn_norm, *ffn_norm; /* borrowed from the model */
+    const float *attn_norm, *ffn_norm;     /* borrowed from the model */
+    const float *q_bias, *k_bias, *v_bias; /* the same; NULL: none */
+    const float *q_norm, *k_norm;          /* the same */
     struct tk_packed q, k, v, o, gate, up, down;
 };
 
@@ -42,11 +44,14 @@ struct td__ce_member {
     float *weights;          /* [n_vocab] sampling */
     float *adjusted;         /* [n_vocab] logits after penalties and bias */
     uint32_t *order, *count; /* [n_vocab] sampling; count stays zero between uses */
-    uint16_t limit[TK_MAX_QUERIES];
+    uint16_t limit[TK_MAX_QUERIES], first[TK_MAX_QUERIES];
+    uint16_t fresh[TK_MAX_QUERIES],
+        known[TK_MAX_QUERIES]; /* limits, by whether a chunk came before */
 };
 
 struct td__ce_task_span {
-    uint32_t row, first, n_tiles, n_chunks; /* tiles x kv heads x chunks tasks from `first` */
+    uint32_t row, first, n_tiles; /* tiles x kv heads x chunks tasks from `first` */
+    uint32_t chunk0, n_chunks;    /* split rows: the chunks that their window touches */
 };
 
 struct td__ce {
@@ -58,6 +63,7 @@ struct td__ce {
     bool f32;
     uint32_t embd, ffn, n_heads, n_kv, dim, group, rope_dim;
     uint32_t q_width, kv_width, qkv_width;
+    uint32_t window; /* 0: none */
 
     struct td__ce_layer *layers;
     struct tk_packed output;

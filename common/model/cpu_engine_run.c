@@ -228,6 +228,27 @@ static void embed_token(struct pass *p, uint32_t t)
     norm_into(p, &e->act_embd, t, t, e->layers[0].attn_norm);
 }
 
+/* What some architectures do to queries, keys and values before they turn. */
+static void adjust_heads(const struct pass *p, float *q, float *k, float *v)
+{
+    const struct td__ce *e = p->e;
+    const struct td__ce_layer *l = &e->layers[p->layer];
+    if (l->q_bias != NULL) {
+        tk_add_bias(q, l->q_bias, e->q_width);
+        tk_add_bias(k, l->k_bias, e->kv_width);
+        tk_add_bias(v, l->v_bias, e->kv_width);
+    }
+    if (l->q_norm == NULL) {
+        return;
+    }
+    for (uint32_t h = 0; h < e->n_heads; h++, q += e->dim) {
+        e->ops->rmsnorm(q, l->q_norm, e->dim, e->model->hp.rms_eps, q);
+    }
+    for (uint32_t h = 0; h < e->n_kv; h++, k += e->dim) {
+        e->ops->rmsnorm(k, l->k_norm, e->dim, e->model->hp.rms_eps, k);
+    }
+}
+
 static void rope_token(struct pass *p, uint32_t t)
 {
     struct td__ce *e = p->e;
@@ -237,6 +258,7 @@ static void rope_token(struct pass *p, uint32_t t)
     const float *cs = e->rope + (size_t)pos * e->rope_dim;
     enum tk_rope_style style =
         e->model->hp.rope_style == TD_ROPE_HALVES ? TK_ROPE_HALVES : TK_ROPE_PAIRS;
+    adjust_heads(p, q, k, v);
     tk_rope(q, cs, e->n_heads, e->dim, e->rope_dim, style, e->q_scale);
     tk_rope(k, cs, e->n_kv, e->dim, e->rope_dim, style, 1);
     for (uint32_t h = 0; h < e->n_kv; h++) {

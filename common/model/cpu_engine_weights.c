@@ -57,6 +57,11 @@ static td_err pack_all(struct td__ce *e, struct arena *a)
         struct td__ce_layer *out = &e->layers[i];
         out->attn_norm = in->attn_norm.data;
         out->ffn_norm = in->ffn_norm.data;
+        out->q_bias = in->q_bias.data;
+        out->k_bias = in->k_bias.data;
+        out->v_bias = in->v_bias.data;
+        out->q_norm = in->q_norm.data;
+        out->k_norm = in->k_norm.data;
         TD_TRY(pack(e, &in->wq, a, &out->q));
         TD_TRY(pack(e, &in->wk, a, &out->k));
         TD_TRY(pack(e, &in->wv, a, &out->v));
@@ -112,6 +117,7 @@ td_err td__ce_load(struct td__ce *e)
     e->dim = hp->head_dim;
     e->group = hp->n_heads / hp->n_kv_heads;
     e->rope_dim = hp->rope_dim;
+    e->window = hp->window;
     e->q_width = e->n_heads * e->dim;
     e->kv_width = e->n_kv * e->dim;
     e->qkv_width = e->q_width + 2 * e->kv_width;

@@ -89,6 +89,7 @@ static void matmul(struct pass *p, const struct td_weight *w, const float *x, ui
     }
 }
 
+/* y may be x. */
 static void rms_norm(const struct td_model *m, const struct td_weight *w, const float *x, float *y)
 {
     const float *scale = w->data;
@@ -130,6 +131,25 @@ static void rope_row(const struct td_hparams *hp, const float *cosine, const flo
     }
 }
 
+static void bias_rows(const struct pass *p, const struct td_weight *bias, float *y)
+{
+    const float *b = bias->data;
+
+    for (uint32_t t = 0; b != NULL && t < p->n; t++) {
+        for (uint32_t i = 0; i < bias->cols; i++) {
+            y[(size_t)t * bias->cols + i] += b[i];
+        }
+    }
+}
+
+/* Every head of every row by itself. */
+static void norm_heads(const struct pass *p, const struct td_weight *w, uint32_t n_heads, float *x)
+{
+    for (size_t i = 0; w->data != NULL && i < (size_t)p->n * n_heads; i++) {
+        rms_norm(p->m, w, x + i * w->cols, x + i * w->cols);
+    }
+}
+
 static void rope_rows(struct pass *p)
 {
     const struct td_hparams *hp = &p->m->hp;
@@ -153,7 +173,8 @@ static double dot(const float *a, const float *b, uint32_t n)
     return sum;
 }
 
-/* One query head over the positions 0..last; k and v are this head's columns of position 0. */
+/* One query head over the positions that `last` sees; k and v are this head's columns of position 0.
+ */
 static void attend(struct pass *p, const float *q, const float *k, const float *v, uint32_t last,
                    float *out)
 {
@@ -161,19 +182,21 @@ static void attend(struct pass *p, const float *q, const float *k, const float *
     double scale = 1 / sqrt((double)d);
     double max = -INFINITY;
     double sum = 0;
+    uint32_t window = p->m->hp.window;
+    uint32_t first = window > 0 && last >= window ? last - window + 1 : 0;
 
-    for (uint32_t s = 0; s <= last; s++) {
+    for (uint32_t s = first; s <= last; s++) {
         p->score[s] = dot(q, k + (size_t)s * p->kv_dim, d) * scale;
         max = p->score[s] > max ? p->score[s] : max;
     }
-    for (uint32_t s = 0; s <= last; s++) {
+    for (uint32_t s = first; s <= last; s++) {
         p->score[s] = exp(p->score[s] - max);
         sum += p->score[s];
     }
     for (uint32_t i = 0; i < d; i++) {
         double acc = 0;
 
-        for (uint32_t s = 0; s <= last; s++) {
+        for (uint32_t s = first; s <= last; s++) {
             acc += p->score[s] * (double)v[(size_t)s * p->kv_dim + i];
         }
         out[i] = (float)(acc / sum);
@@ -215,6 +238,11 @@ static void layer(struct pass *p, uint32_t l)
     matmul(p, &w->wq, p->x, p->n, p->q);
     matmul(p, &w->wk, p->x, p->n, p->k);
     matmul(p, &w->wv, p->x, p->n, p->v);
+    bias_rows(p, &w->q_bias, p->q);
+    bias_rows(p, &w->k_bias, p->k);
+    bias_rows(p, &w->v_bias, p->v);
+    norm_heads(p, &w->q_norm, p->m->hp.n_heads, p->q);
+    norm_heads(p, &w->k_norm, p->m->hp.n_kv_heads, p->k);
     rope_rows(p);
     attention(p, l);
     matmul(p, &w->wo, p->x, p->n, p->out);

@@ -282,20 +282,20 @@ static float kv_at(const void *p, size_t i, bool f32)
 /* One query vector against one chunk. */
 static void attn_one(const struct tk_attn *a, uint32_t v, bool f32)
 {
-    uint32_t dim = a->head_dim, n = a->limit[v];
+    uint32_t dim = a->head_dim, n = a->limit[v], first = a->first != NULL ? a->first[v] : 0;
     float p[TK_CHUNK_TOK], lane[TK_LANES] = {0}, m = 0;
-    for (uint32_t t = 0; t < n; t++) {
+    for (uint32_t t = first; t < n; t++) {
         float s = 0;
         for (uint32_t d = 0; d < dim; d++) {
             size_t at = (size_t)d * TK_BLOCK_TOK + t % TK_BLOCK_TOK;
             s = fmaf(a->q[(size_t)v * dim + d], kv_at(a->k[t / TK_BLOCK_TOK], at, f32), s);
         }
         p[t] = s;
-        m = t == 0 || s > m ? s : m;
+        m = t == first || s > m ? s : m;
     }
     float *o = a->o + (size_t)v * dim;
     memset(o, 0, dim * sizeof *o);
-    for (uint32_t t = 0; t < n; t++) {
+    for (uint32_t t = first; t < n; t++) {
         float e = tk_exp(p[t] - m);
         lane[t % TK_LANES] += e;
         for (uint32_t d = 0; d < dim; d++) {

@@ -1,7 +1,14 @@
-/* Steps that are the same code in every table: rope and writing K and V of one token. */
+/* Steps that are the same code in every table: bias, rope and writing K and V of one token. */
 #include <string.h>
 
 #include "kernels/tk_internal.h"
+
+void tk_add_bias(float *x, const float *bias, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        x[i] += bias[i];
+    }
+}
 
 static void turn(float *a, float *b, const float *cs)
 {

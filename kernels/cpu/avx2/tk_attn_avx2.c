@@ -16,6 +16,12 @@ TK__INLINE __m256 kv8(const void *base, size_t at, bool f32)
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
 }
 
+/* Where the visible tokens of vector v begin. */
+TK__INLINE uint32_t first_of(const struct tk_attn *a, uint32_t v)
+{
+    return a->first != NULL ? a->first[v] : 0;
+}
+
 /* Scores of NV vectors from v0 against block b. */
 TK__INLINE void scores(const struct tk_attn *a, bool f32, int NV, uint32_t v0, uint32_t b)
 {
@@ -44,15 +50,18 @@ TK__INLINE void scores(const struct tk_attn *a, bool f32, int NV, uint32_t v0, u
 static void softmax(const struct tk_attn *a, uint32_t v)
 {
     float *s = a->scratch + (size_t)v * TK_CHUNK_TOK;
-    uint32_t n = a->limit[v];
+    uint32_t n = a->limit[v], first = first_of(a, v), t0 = first / TK_LANES * TK_LANES;
     float best = -__builtin_inff();
-    for (uint32_t t = 0; t < n; t++) {
+    for (uint32_t t = first; t < n; t++) {
         best = s[t] > best ? s[t] : best;
     }
     __m256 sum[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
-    for (uint32_t t = 0, half = 0; t < n; t += 8, half ^= 1) {
+    for (uint32_t t = t0, half = 0; t < n; t += 8, half ^= 1) {
         __m256 e = exp8(_mm256_sub_ps(_mm256_loadu_ps(s + t), _mm256_set1_ps(best)));
         e = _mm256_and_ps(e, _mm256_castsi256_ps(first8((int)(n - t))));
+        if (t < first) {
+            e = _mm256_andnot_ps(_mm256_castsi256_ps(first8((int)(first - t))), e);
+        }
         _mm256_storeu_ps(s + t, e);
         sum[half] = _mm256_add_ps(sum[half], e);
     }
@@ -88,16 +97,20 @@ TK__INLINE void weigh(const struct tk_attn *a, bool f32, int NV, uint32_t v0, ui
     }
 }
 
-/* Whole chunk for NV vectors: scores, weights, then the tokens all see and those only some see. */
+/* Whole chunk for NV vectors: scores, weights, then the tokens that only some see already, those
+ * all see, and those only some still see. */
 TK__INLINE void group(const struct tk_attn *a, bool f32, int NV, uint32_t v0)
 {
-    uint32_t common = TK_CHUNK_TOK, most = 0;
+    uint32_t common = TK_CHUNK_TOK, most = 0, from = 0, least = TK_CHUNK_TOK;
     for (int v = 0; v < NV; v++) {
-        uint32_t l = a->limit[v0 + (uint32_t)v];
+        uint32_t l = a->limit[v0 + (uint32_t)v], f = first_of(a, v0 + (uint32_t)v);
         common = l < common ? l : common;
         most = l > most ? l : most;
+        from = f > from ? f : from;
+        least = f < least ? f : least;
     }
-    for (uint32_t b = 0; b * TK_BLOCK_TOK < most; b++) {
+    common = common < from ? from : common;
+    for (uint32_t b = least / TK_BLOCK_TOK; b * TK_BLOCK_TOK < most; b++) {
         scores(a, f32, NV, v0, b);
     }
     for (int v = 0; v < NV; v++) {
@@ -105,7 +118,12 @@ TK__INLINE void group(const struct tk_attn *a, bool f32, int NV, uint32_t v0)
     }
     memset(a->o + (size_t)v0 * a->head_dim, 0, (size_t)NV * a->head_dim * sizeof *a->o);
     for (uint32_t d = 0; d < a->head_dim; d += TK_LANES) {
-        weigh(a, f32, NV, v0, d, 0, common);
+        for (int v = 0; from > 0 && v < NV; v++) {
+            uint32_t l = a->limit[v0 + (uint32_t)v];
+            weigh(a, f32, 1, v0 + (uint32_t)v, d, first_of(a, v0 + (uint32_t)v),
+                  l < from ? l : from);
+        }
+        weigh(a, f32, NV, v0, d, from, common);
         for (int v = 0; v < NV; v++) {
             weigh(a, f32, 1, v0 + (uint32_t)v, d, common, a->limit[v0 + (uint32_t)v]);
         }

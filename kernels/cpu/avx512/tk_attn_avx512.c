@@ -21,6 +21,12 @@ TK__INLINE __m512 kv16(const void *base, size_t at, bool f32)
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16));
 }
 
+/* Where the visible tokens of vector v begin. */
+TK__INLINE uint32_t first_of(const struct tk_attn *a, uint32_t v)
+{
+    return a->first != NULL ? a->first[v] : 0;
+}
+
 /* Scores of NV vectors from v0 against B blocks from b0. */
 TK__INLINE void scores(const struct tk_attn *a, bool f32, int NV, int B, uint32_t v0, uint32_t b0)
 {
@@ -69,14 +75,15 @@ static void prefetch_blocks(const struct tk_attn *a, const void *const *blocks, 
 
 TK__INLINE void scores_group(const struct tk_attn *a, bool f32, int NV, uint32_t v0)
 {
-    uint32_t limit = 0, b = 0;
+    uint32_t limit = 0, first = TK_CHUNK_TOK;
     for (int v = 0; v < NV; v++) {
-        uint32_t l = a->limit[v0 + (uint32_t)v];
+        uint32_t l = a->limit[v0 + (uint32_t)v], f = first_of(a, v0 + (uint32_t)v);
         limit = l > limit ? l : limit;
+        first = f < first ? f : first;
     }
-    uint32_t n = (limit + TK_BLOCK_TOK - 1) / TK_BLOCK_TOK;
+    uint32_t b = first / TK_BLOCK_TOK, n = (limit + TK_BLOCK_TOK - 1) / TK_BLOCK_TOK;
     if (NV <= 4) {
-        prefetch_blocks(a, a->k, 0, 4, f32);
+        prefetch_blocks(a, a->k, b, 4, f32);
         for (; b + 4 <= n; b += 4) {
             prefetch_blocks(a, a->k, b + 4, 4, f32);
             prefetch_blocks(a, a->v, b, 4, f32);
@@ -92,21 +99,27 @@ TK__INLINE void scores_group(const struct tk_attn *a, bool f32, int NV, uint32_t
     }
 }
 
+/* Lanes of tokens t.. that lie in [first, n). */
+TK__INLINE __mmask16 visible(uint32_t first, uint32_t n, uint32_t t)
+{
+    return first <= t ? lanes(n - t) : _kandn_mask16(lanes(first - t), lanes(n - t));
+}
+
 /* Scores become weights: m, l of one vector. */
 static void softmax(const struct tk_attn *a, uint32_t v)
 {
     float *s = a->scratch + (size_t)v * TK_CHUNK_TOK;
     const __m512 worst = _mm512_set1_ps(-__builtin_inff());
     __m512 m = worst, sum = _mm512_setzero_ps();
-    uint32_t n = a->limit[v];
-    for (uint32_t t = 0; t < n; t += 16) {
-        __mmask16 k = lanes(n - t);
+    uint32_t n = a->limit[v], first = first_of(a, v), t0 = first / TK_LANES * TK_LANES;
+    for (uint32_t t = t0; t < n; t += 16) {
+        __mmask16 k = visible(first, n, t);
         m = _mm512_max_ps(m, _mm512_mask_loadu_ps(worst, k, s + t));
     }
     float best = _mm512_reduce_max_ps(m);
     m = _mm512_set1_ps(best);
-    for (uint32_t t = 0; t < n; t += 16) {
-        __mmask16 k = lanes(n - t);
+    for (uint32_t t = t0; t < n; t += 16) {
+        __mmask16 k = visible(first, n, t);
         __m512 e = exp16(_mm512_sub_ps(_mm512_loadu_ps(s + t), m));
         e = _mm512_maskz_mov_ps(k, e);
         _mm512_storeu_ps(s + t, e);
@@ -174,16 +187,23 @@ TK__INLINE void weigh_dims(const struct tk_attn *a, bool f32, int NV, uint32_t v
     }
 }
 
-/* Tokens that all NV vectors see together, then what only some see. */
+/* Tokens that only some of NV vectors see already, those all see together, then what only some
+ * still see. */
 TK__INLINE void weigh_group(const struct tk_attn *a, bool f32, int NV, uint32_t v0)
 {
-    uint32_t common = TK_CHUNK_TOK;
+    uint32_t common = TK_CHUNK_TOK, from = 0;
     for (int v = 0; v < NV; v++) {
-        uint32_t l = a->limit[v0 + (uint32_t)v];
+        uint32_t l = a->limit[v0 + (uint32_t)v], f = first_of(a, v0 + (uint32_t)v);
         common = l < common ? l : common;
+        from = f > from ? f : from;
     }
+    common = common < from ? from : common;
     memset(a->o + (size_t)v0 * a->head_dim, 0, (size_t)NV * a->head_dim * sizeof *a->o);
-    weigh_dims(a, f32, NV, v0, 0, common);
+    for (int v = 0; from > 0 && v < NV; v++) {
+        uint32_t l = a->limit[v0 + (uint32_t)v];
+        weigh_dims(a, f32, 1, v0 + (uint32_t)v, first_of(a, v0 + (uint32_t)v), l < from ? l : from);
+    }
+    weigh_dims(a, f32, NV, v0, from, common);
     for (int v = 0; v < NV; v++) {
         weigh_dims(a, f32, 1, v0 + (uint32_t)v, common, a->limit[v0 + (uint32_t)v]);
     }

@@ -8,7 +8,8 @@ struct chunk {
     uint32_t dim, nq, n_tok;
     bool f32;
     float *q;
-    uint16_t limit[TK_MAX_QUERIES];
+    uint16_t limit[TK_MAX_QUERIES], first[TK_MAX_QUERIES];
+    bool window; /* `first` counts, and NaN stands before the least of them */
     void *kv; /* [16 blocks][k, v][dim * 16] */
 };
 
@@ -52,6 +53,31 @@ static struct chunk chunk_of(uint32_t dim, uint32_t nq, uint32_t n_tok, bool f32
     return c;
 }
 
+/* The same behind a window: vectors begin at `least` or later, what lies before is NaN. */
+static struct chunk window_of(uint32_t dim, uint32_t nq, uint32_t n_tok, bool f32, uint64_t seed)
+{
+    struct td_rng r = {SEED + 1000 + seed};
+    struct chunk c = chunk_of(dim, nq, n_tok, f32, seed);
+    uint32_t least = (uint32_t)td_rng_below(&r, n_tok);
+    c.window = true;
+    for (uint32_t i = 0; i < nq; i++) {
+        c.limit[i] = (uint16_t)(c.limit[i] > least ? c.limit[i] : least + 1);
+        uint64_t room = (uint64_t)c.limit[i] - least;
+        c.first[i] = (uint16_t)(least + (i % 4 == 0 ? 0 : td_rng_below(&r, room)));
+    }
+    for (uint32_t t = 0; t < least; t++) {
+        float nan[TK_MAX_HEAD_DIM];
+        memset(nan, 0xff, sizeof nan);
+        void *kb = block_of(&c, t / 16, 0), *vb = block_of(&c, t / 16, 1);
+        if (f32) {
+            tk_kv_write_f32(nan, nan, dim, t % 16, kb, vb);
+        } else {
+            tk_kv_write_bf16(nan, nan, dim, t % 16, kb, vb);
+        }
+    }
+    return c;
+}
+
 /* m, l and o of all vectors in one buffer: [nq] [nq] [nq][dim]. */
 static float *run(const struct tk_ops *ops, const struct chunk *c, uint32_t v0, uint32_t nq)
 {
@@ -61,6 +87,7 @@ static float *run(const struct tk_ops *ops, const struct chunk *c, uint32_t v0, 
                         .nq = nq,
                         .q = c->q + (size_t)v0 * c->dim,
                         .limit = c->limit + v0,
+                        .first = c->window ? c->first + v0 : NULL,
                         .n_tok = c->n_tok,
                         .m = out,
                         .l = out + nq,
@@ -85,24 +112,57 @@ static void chunk_free(struct chunk *c)
     free(c->kv);
 }
 
+static void compare_tables(struct chunk c)
+{
+    float *want = run(tk_select(TK_ISA_REF), &c, 0, c.nq);
+    for (uint32_t i = 0; i < c.nq * (2 + c.dim); i++) {
+        assert_true(want[i] - want[i] == 0); /* nothing invisible came in */
+    }
+    for (size_t s = 0; s < KU_N_ISAS; s++) {
+        const struct tk_ops *ops = tk_select(ku_isas[s]);
+        if (ops != NULL) {
+            float *got = run(ops, &c, 0, c.nq);
+            assert_memory_equal(got, want, (size_t)c.nq * (2 + c.dim) * sizeof(float));
+            free(got);
+        }
+    }
+    free(want);
+    chunk_free(&c);
+}
+
 static void every_table_gives_the_bits_of_the_reference(void **state)
 {
     static const uint32_t dims[] = {16, 32, 64, 80, 128}, nqs[] = {1, 2, 3, 4, 7, 11, 48};
     static const uint32_t toks[] = {1, 15, 16, 17, 100, 255, 256};
     for (uint32_t i = 0; i < 5 * 7 * 7; i++) {
-        struct chunk c = chunk_of(dims[i % 5], nqs[i / 5 % 7], toks[i / 35], i % 4 == 0, i);
-        float *want = run(tk_select(TK_ISA_REF), &c, 0, c.nq);
-        for (size_t s = 0; s < KU_N_ISAS; s++) {
-            const struct tk_ops *ops = tk_select(ku_isas[s]);
-            if (ops != NULL) {
-                float *got = run(ops, &c, 0, c.nq);
-                assert_memory_equal(got, want, (size_t)c.nq * (2 + c.dim) * sizeof(float));
-                free(got);
-            }
-        }
-        free(want);
-        chunk_free(&c);
+        uint32_t dim = dims[i % 5], nq = nqs[i / 5 % 7], n_tok = toks[i / 35];
+        compare_tables(chunk_of(dim, nq, n_tok, i % 4 == 0, i));
+        compare_tables(window_of(dim, nq, n_tok, i % 4 == 0, i));
     }
+}
+
+/* A window that begins at a block's border is the same chunk without the blocks before. */
+static void tokens_before_a_window_count_for_nothing(void **state)
+{
+    struct chunk whole = chunk_of(64, 5, 200, false, 9), tail = whole;
+    tail.kv = block_of(&whole, 3, 0);
+    tail.n_tok = 200 - 48;
+    whole.window = true;
+    for (uint32_t i = 0; i < 5; i++) {
+        whole.limit[i] = (uint16_t)(100 + i);
+        tail.limit[i] = (uint16_t)(52 + i);
+        whole.first[i] = 48;
+    }
+    for (size_t s = 0; s < KU_N_ISAS; s++) {
+        const struct tk_ops *ops = tk_select(ku_isas[s]);
+        if (ops != NULL) {
+            float *a = run(ops, &whole, 0, 5), *b = run(ops, &tail, 0, 5);
+            assert_memory_equal(a, b, 5 * (2 + 64) * sizeof(float));
+            free(a);
+            free(b);
+        }
+    }
+    chunk_free(&whole);
 }
 
 static void a_query_alone_equals_the_query_in_a_group(void **state)
@@ -204,6 +264,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_table_gives_the_bits_of_the_reference),
+        cmocka_unit_test(tokens_before_a_window_count_for_nothing),
         cmocka_unit_test(a_query_alone_equals_the_query_in_a_group),
         cmocka_unit_test(merged_chunks_are_near_one_exact_softmax),
         cmocka_unit_test(every_table_merges_and_finishes_alike),
