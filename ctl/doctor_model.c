@@ -33,10 +33,11 @@ static struct td_model *open_model(struct ctl_report *r, const char *path)
     td_err err = td_model_open(path, &m);
     ctl_log_reason_end(&logged, why, sizeof why);
     if (err != TD_OK) {
-        const char *remedy = err == TD_ERR_NO_FILE ? "check the path and its permissions"
-                             : err == TD_ERR_FILE_UNSUPPORTED
-                                 ? "use a llama model quantised to Q4_0 .. Q8_0, K-quants or F16"
-                                 : "fetch the file again and compare its SHA-256";
+        const char *remedy =
+            err == TD_ERR_NO_FILE ? "check the path and its permissions"
+            : err == TD_ERR_FILE_UNSUPPORTED
+                ? "use a llama, qwen2, qwen3 or mistral model: GGUF or a Hugging Face folder"
+                : "fetch the file again and compare its SHA-256";
         ctl_report_add(r, CTL_V_FAIL, "model file", remedy, "%s: %s", path, reason(why, err));
         return NULL;
     }
@@ -54,13 +55,16 @@ static struct td_model *open_model(struct ctl_report *r, const char *path)
 static void shape(struct ctl_report *r, const struct td_model *m, struct ctl_model_facts *out)
 {
     const struct td_hparams *h = &m->hp;
-    char kv[32];
+    char kv[32], window[32] = "";
+    if (h->window > 0) {
+        (void)snprintf(window, sizeof window, ", window %u", h->window);
+    }
     out->weight_bytes = m->weight_bytes;
     out->kv_bytes_per_tok = (uint64_t)h->n_layers * h->n_kv_heads * h->head_dim * 2 * 2;
     struct ctl_finding *f = ctl_report_add(
         r, CTL_V_OK, "architecture", NULL,
-        "llama, %u layers, %u wide, %u heads (%u KV), context %u; KV takes %s a token", h->n_layers,
-        h->n_embd, h->n_heads, h->n_kv_heads, h->n_ctx,
+        "%s, %u layers, %u wide, %u heads (%u KV), context %u%s; KV takes %s a token",
+        td_arch_name(h->arch), h->n_layers, h->n_embd, h->n_heads, h->n_kv_heads, h->n_ctx, window,
         ctl_format_bytes(out->kv_bytes_per_tok, kv, sizeof kv));
     ctl_finding_value(f, "kv_bytes_per_token", (double)out->kv_bytes_per_tok);
 }
@@ -98,6 +102,8 @@ static td_err make_vocab(const struct td_model_tokenizer *t, const char *pre,
     src.unk = t->unk;
     src.add_bos = t->add_bos ? 1 : 0;
     src.add_space_prefix = t->add_space_prefix;
+    src.ignore_merges = t->ignore_merges;
+    src.nfc = t->nfc;
     return td_text_vocab_create(&src, out);
 }
 

@@ -62,6 +62,8 @@ static td_err make_vocab(struct rt_model *m)
     src.unk = t->unk;
     src.add_bos = t->add_bos ? 1 : 0;
     src.add_space_prefix = t->add_space_prefix;
+    src.ignore_merges = t->ignore_merges;
+    src.nfc = t->nfc;
     return td_text_vocab_create(&src, &m->vocab);
 }
 

@@ -11,14 +11,17 @@
  * and a value, a comma one more value. For malformed text the numbers mean nothing, but then
  * jansson refuses it, within these limits. */
 struct scan {
+    struct td_json_limits limits;
     size_t depth;
     size_t values;
     bool in_string;
     bool escaped;
 };
 
-/* Message of the limit that this byte breaks, or NULL. */
-static const char *scan_byte(struct scan *s, char c)
+enum broken { BROKEN_NONE, BROKEN_DEPTH, BROKEN_VALUES };
+
+/* The limit that this byte breaks. */
+static enum broken scan_byte(struct scan *s, char c)
 {
     if (s->in_string) {
         if (s->escaped) {
@@ -28,21 +31,21 @@ static const char *scan_byte(struct scan *s, char c)
         } else if (c == '"') {
             s->in_string = false;
         }
-        return NULL;
+        return BROKEN_NONE;
     }
     if (c == '"') {
         s->in_string = true;
     } else if (c == '[' || c == '{') {
         s->values++;
-        if (++s->depth > TD_JSON_MAX_DEPTH) {
-            return "nested deeper than 64 levels";
+        if (++s->depth > s->limits.depth) {
+            return BROKEN_DEPTH;
         }
     } else if ((c == ']' || c == '}') && s->depth > 0) {
         s->depth--;
     } else if (c == ',') {
         s->values++;
     }
-    return s->values > TD_JSON_MAX_VALUES ? "more than 100000 values" : NULL;
+    return s->values > s->limits.values ? BROKEN_VALUES : BROKEN_NONE;
 }
 
 /* Writes the message with everything that is not printable text replaced, since jansson quotes the
@@ -67,13 +70,25 @@ static void explain(char *err_text, size_t err_cap, int line, int column, const 
 td_err td_json_parse(const char *text, size_t len, json_t **out_json, char *err_text,
                      size_t err_cap)
 {
-    struct scan s = {.values = 1};
+    const struct td_json_limits limits = {TD_JSON_MAX_DEPTH, TD_JSON_MAX_VALUES};
+    return td_json_parse_limited(text, len, &limits, out_json, err_text, err_cap);
+}
+
+td_err td_json_parse_limited(const char *text, size_t len, const struct td_json_limits *limits,
+                             json_t **out_json, char *err_text, size_t err_cap)
+{
+    struct scan s = {.limits = *limits, .values = 1};
     int line = 1;
     size_t line_start = 0;
     for (size_t i = 0; i < len; i++) {
-        const char *broken = scan_byte(&s, text[i]);
-        if (broken != NULL) {
-            explain(err_text, err_cap, line, (int)(i - line_start) + 1, broken);
+        enum broken broken = scan_byte(&s, text[i]);
+        if (broken != BROKEN_NONE) {
+            char what[64];
+            bool deep = broken == BROKEN_DEPTH;
+            (void)snprintf(what, sizeof what,
+                           deep ? "nested deeper than %zu levels" : "more than %zu values",
+                           deep ? limits->depth : limits->values);
+            explain(err_text, err_cap, line, (int)(i - line_start) + 1, what);
             return TD_ERR_BAD_REQUEST;
         }
         if (text[i] == '\n') {

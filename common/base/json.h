@@ -1,5 +1,5 @@
 /* json.h - the guarded way into jansson: depth and value count are checked before parsing,
- * duplicate keys refused. Bounds: depth <= 64, values <= 100,000. Failure: TD_ERR_BAD_REQUEST with
+ * duplicate keys refused. Bounds: depth <= 64, values <= 100,000, or what the caller names. Failure: TD_ERR_BAD_REQUEST with
  * a message that names the place.
  */
 #ifndef TD_BASE_JSON_H
@@ -17,5 +17,12 @@
  * client. */
 td_err td_json_parse(const char *text, size_t len, json_t **out_json, char *err_text,
                      size_t err_cap) TD_MUST_CHECK;
+
+/* The same with other limits: files of models are larger than requests. */
+struct td_json_limits {
+    size_t depth, values;
+};
+td_err td_json_parse_limited(const char *text, size_t len, const struct td_json_limits *limits,
+                             json_t **out_json, char *err_text, size_t err_cap) TD_MUST_CHECK;
 
 #endif

@@ -1,13 +1,6 @@
 #include "common/model/gguf.h"
 
-#include <errno.h>
-#include <fcntl.h>
-#include <stdarg.h>
-#include <stdio.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "common/model/gguf_priv.h"
 
@@ -27,42 +20,8 @@ struct parse {
     const uint8_t *at;
     uint64_t left;
     uint64_t string_sum; /* bytes of strings inside arrays so far */
-    char *err_text;
-    size_t err_cap;
+    struct td_why why;
 };
-
-/* ---- errors ---- */
-
-static td_err fail(struct parse *p, td_err e, const char *fmt, ...)
-    __attribute__((format(printf, 3, 4)));
-
-static td_err fail(struct parse *p, td_err e, const char *fmt, ...)
-{
-    va_list ap;
-
-    if (p->err_text != NULL && p->err_cap > 0) {
-        va_start(ap, fmt);
-        (void)vsnprintf(p->err_text, p->err_cap, fmt, ap); /* cut to fit is fine */
-        va_end(ap);
-    }
-    return e;
-}
-
-/* A name from the file, fit for an error line: printable, at most 63 bytes. */
-struct shown {
-    char text[64];
-};
-
-static struct shown show(struct td_str s)
-{
-    struct shown out = {{0}};
-    size_t n = s.len < sizeof out.text - 1 ? s.len : sizeof out.text - 1;
-
-    for (size_t i = 0; i < n; i++) {
-        out.text[i] = s.data[i] > ' ' && s.data[i] < 127 ? s.data[i] : '?';
-    }
-    return out;
-}
 
 /* ---- cursor ---- */
 
@@ -79,7 +38,7 @@ static bool take(struct parse *p, uint64_t n, const uint8_t **out)
 
 static td_err truncated(struct parse *p, const char *what)
 {
-    return fail(p, TD_ERR_FILE_FORMAT, "file ends inside %s", what);
+    return td_why(&p->why, TD_ERR_FILE_FORMAT, "file ends inside %s", what);
 }
 
 static td_err take_u32(struct parse *p, const char *what, uint32_t *out)
@@ -111,8 +70,8 @@ static td_err take_str(struct parse *p, const char *what, uint64_t max, struct t
 
     TD_TRY(take_u64(p, what, &n));
     if (n > max) {
-        return fail(p, TD_ERR_FILE_FORMAT, "%s of %llu bytes is longer than %llu", what,
-                    (unsigned long long)n, (unsigned long long)max);
+        return td_why(&p->why, TD_ERR_FILE_FORMAT, "%s of %llu bytes is longer than %llu", what,
+                      (unsigned long long)n, (unsigned long long)max);
     }
     if (!take(p, n, &b)) {
         return truncated(p, what);
@@ -130,7 +89,7 @@ static td_err parse_type(struct parse *p, enum td_gguf_value *out)
 
     TD_TRY(take_u32(p, "a metadata type", &t));
     if (t >= TD__GGUF_N_VALUES) {
-        return fail(p, TD_ERR_FILE_FORMAT, "metadata type %u does not exist", t);
+        return td_why(&p->why, TD_ERR_FILE_FORMAT, "metadata type %u does not exist", t);
     }
     *out = (enum td_gguf_value)t;
     return TD_OK;
@@ -144,8 +103,8 @@ static td_err skip_strings(struct parse *p, uint64_t n)
         TD_TRY(take_str(p, "a string of an array", TD_GGUF_MAX_STRING, &s));
         p->string_sum += s.len; /* bounded by the file's size */
         if (p->string_sum > TD_GGUF_MAX_STRING_SUM) {
-            return fail(p, TD_ERR_FILE_FORMAT, "strings inside arrays exceed %u bytes",
-                        TD_GGUF_MAX_STRING_SUM);
+            return td_why(&p->why, TD_ERR_FILE_FORMAT, "strings inside arrays exceed %u bytes",
+                          TD_GGUF_MAX_STRING_SUM);
         }
     }
     return TD_OK;
@@ -158,13 +117,13 @@ static td_err parse_array(struct parse *p, struct td__gguf_kv *kv)
     TD_TRY(parse_type(p, &kv->elem));
     TD_TRY(take_u64(p, "an array length", &kv->n));
     if (kv->elem == TD_GGUF_ARRAY) {
-        return fail(p, TD_ERR_FILE_UNSUPPORTED, "metadata %s: arrays of arrays are not read",
-                    show(kv->key).text);
+        return td_why(&p->why, TD_ERR_FILE_UNSUPPORTED,
+                      "metadata %s: arrays of arrays are not read", td_show(kv->key).text);
     }
     if (kv->n > TD_GGUF_MAX_ARRAY) {
-        return fail(p, TD_ERR_FILE_FORMAT,
-                    "metadata %s: an array of %llu elements is longer than %u", show(kv->key).text,
-                    (unsigned long long)kv->n, TD_GGUF_MAX_ARRAY);
+        return td_why(&p->why, TD_ERR_FILE_FORMAT,
+                      "metadata %s: an array of %llu elements is longer than %u",
+                      td_show(kv->key).text, (unsigned long long)kv->n, TD_GGUF_MAX_ARRAY);
     }
     kv->value = p->at;
     if (kv->elem == TD_GGUF_STRING) {
@@ -180,7 +139,7 @@ static td_err parse_kv(struct parse *p, struct td__gguf_kv *kv)
 
     TD_TRY(take_str(p, "a metadata key", TD_GGUF_MAX_KEY, &kv->key));
     if (kv->key.len == 0) {
-        return fail(p, TD_ERR_FILE_FORMAT, "a metadata key is empty");
+        return td_why(&p->why, TD_ERR_FILE_FORMAT, "a metadata key is empty");
     }
     TD_TRY(parse_type(p, &kv->type));
     if (kv->type == TD_GGUF_ARRAY) {
@@ -197,8 +156,8 @@ static td_err parse_kv(struct parse *p, struct td__gguf_kv *kv)
         return truncated(p, "a metadata value");
     }
     if (kv->type == TD_GGUF_BOOL && kv->value[0] > 1) {
-        return fail(p, TD_ERR_FILE_FORMAT, "metadata %s: a boolean is neither 0 nor 1",
-                    show(kv->key).text);
+        return td_why(&p->why, TD_ERR_FILE_FORMAT, "metadata %s: a boolean is neither 0 nor 1",
+                      td_show(kv->key).text);
     }
     return TD_OK;
 }
@@ -215,7 +174,7 @@ static td_err parse_kvs(struct parse *p, struct td_gguf *g)
     g->kv = td_zalloc(g->n_kv, sizeof *g->kv);
     g->kv_sorted = td_zalloc(g->n_kv, sizeof *g->kv_sorted);
     if (g->n_kv > 0 && (g->kv == NULL || g->kv_sorted == NULL)) {
-        return fail(p, TD_ERR_NO_MEMORY, "out of memory for %zu metadata entries", g->n_kv);
+        return td_why(&p->why, TD_ERR_NO_MEMORY, "out of memory for %zu metadata entries", g->n_kv);
     }
     for (size_t i = 0; i < g->n_kv; i++) {
         TD_TRY(parse_kv(p, &g->kv[i]));
@@ -226,8 +185,8 @@ static td_err parse_kvs(struct parse *p, struct td_gguf *g)
     }
     for (size_t i = 1; i < g->n_kv; i++) {
         if (td__str_cmp(g->kv[g->kv_sorted[i - 1]].key, g->kv[g->kv_sorted[i]].key) == 0) {
-            return fail(p, TD_ERR_FILE_FORMAT, "metadata key %s occurs twice",
-                        show(g->kv[g->kv_sorted[i]].key).text);
+            return td_why(&p->why, TD_ERR_FILE_FORMAT, "metadata key %s occurs twice",
+                          td_show(g->kv[g->kv_sorted[i]].key).text);
         }
     }
     return TD_OK;
@@ -242,13 +201,15 @@ static td_err parse_alignment(struct parse *p, struct td_gguf *g)
         return TD_OK;
     }
     if (kv->type != TD_GGUF_U32) {
-        return fail(p, TD_ERR_FILE_FORMAT, "general.alignment is not a 32-bit unsigned number");
+        return td_why(&p->why, TD_ERR_FILE_FORMAT,
+                      "general.alignment is not a 32-bit unsigned number");
     }
     memcpy(&g->alignment, kv->value, 4);
     if (g->alignment < TD_GGUF_MIN_ALIGNMENT || g->alignment > TD_GGUF_MAX_ALIGNMENT ||
         (g->alignment & (g->alignment - 1)) != 0) {
-        return fail(p, TD_ERR_FILE_FORMAT, "general.alignment %u is not a power of two in [%u, %u]",
-                    g->alignment, TD_GGUF_MIN_ALIGNMENT, TD_GGUF_MAX_ALIGNMENT);
+        return td_why(&p->why, TD_ERR_FILE_FORMAT,
+                      "general.alignment %u is not a power of two in [%u, %u]", g->alignment,
+                      TD_GGUF_MIN_ALIGNMENT, TD_GGUF_MAX_ALIGNMENT);
     }
     return TD_OK;
 }
@@ -262,21 +223,23 @@ static td_err tensor_bytes(struct parse *p, struct td_gguf_tensor *t)
 
     for (uint32_t i = 0; i < t->n_dims; i++) {
         if (t->dims[i] == 0) {
-            return fail(p, TD_ERR_FILE_FORMAT, "tensor %s: a dimension is zero",
-                        show(t->name).text);
+            return td_why(&p->why, TD_ERR_FILE_FORMAT, "tensor %s: a dimension is zero",
+                          td_show(t->name).text);
         }
         if (__builtin_mul_overflow(n, t->dims[i], &n)) {
-            return fail(p, TD_ERR_FILE_FORMAT, "tensor %s: the product of its dimensions overflows",
-                        show(t->name).text);
+            return td_why(&p->why, TD_ERR_FILE_FORMAT,
+                          "tensor %s: the product of its dimensions overflows",
+                          td_show(t->name).text);
         }
     }
     if (t->dims[0] % d->block != 0) {
-        return fail(p, TD_ERR_FILE_FORMAT,
-                    "tensor %s: rows of %llu are not a multiple of %s's block of %u",
-                    show(t->name).text, (unsigned long long)t->dims[0], d->name, d->block);
+        return td_why(&p->why, TD_ERR_FILE_FORMAT,
+                      "tensor %s: rows of %llu are not a multiple of %s's block of %u",
+                      td_show(t->name).text, (unsigned long long)t->dims[0], d->name, d->block);
     }
     if (__builtin_mul_overflow(n / d->block, (uint64_t)d->block_bytes, &t->bytes)) {
-        return fail(p, TD_ERR_FILE_FORMAT, "tensor %s: its size overflows", show(t->name).text);
+        return td_why(&p->why, TD_ERR_FILE_FORMAT, "tensor %s: its size overflows",
+                      td_show(t->name).text);
     }
     return TD_OK;
 }
@@ -288,12 +251,12 @@ static td_err parse_tensor(struct parse *p, struct td_gguf_tensor *t, uint64_t *
 
     TD_TRY(take_str(p, "a tensor name", TD_GGUF_MAX_NAME, &t->name));
     if (t->name.len == 0) {
-        return fail(p, TD_ERR_FILE_FORMAT, "a tensor name is empty");
+        return td_why(&p->why, TD_ERR_FILE_FORMAT, "a tensor name is empty");
     }
     TD_TRY(take_u32(p, "a tensor's number of dimensions", &t->n_dims));
     if (t->n_dims < 1 || t->n_dims > TD_GGUF_MAX_DIMS) {
-        return fail(p, TD_ERR_FILE_FORMAT, "tensor %s: %u dimensions, not 1 to %d",
-                    show(t->name).text, t->n_dims, TD_GGUF_MAX_DIMS);
+        return td_why(&p->why, TD_ERR_FILE_FORMAT, "tensor %s: %u dimensions, not 1 to %d",
+                      td_show(t->name).text, t->n_dims, TD_GGUF_MAX_DIMS);
     }
     for (uint32_t i = 0; i < TD_GGUF_MAX_DIMS; i++) {
         t->dims[i] = 1;
@@ -303,8 +266,8 @@ static td_err parse_tensor(struct parse *p, struct td_gguf_tensor *t, uint64_t *
     }
     TD_TRY(take_u32(p, "a tensor's type", &dtype));
     if (td_dtype_info(dtype) == NULL) {
-        return fail(p, TD_ERR_FILE_FORMAT, "tensor %s: type %u does not exist", show(t->name).text,
-                    dtype);
+        return td_why(&p->why, TD_ERR_FILE_FORMAT, "tensor %s: type %u does not exist",
+                      td_show(t->name).text, dtype);
     }
     t->dtype = (enum td_dtype)dtype;
     TD_TRY(take_u64(p, "a tensor's offset", out_offset));
@@ -317,13 +280,14 @@ static td_err place_tensor(struct parse *p, const struct td_gguf *g, struct td_g
     uint64_t room = g->len - g->head_bytes;
 
     if (offset % g->alignment != 0) {
-        return fail(p, TD_ERR_FILE_FORMAT, "tensor %s: offset %llu is not aligned to %u",
-                    show(t->name).text, (unsigned long long)offset, g->alignment);
+        return td_why(&p->why, TD_ERR_FILE_FORMAT, "tensor %s: offset %llu is not aligned to %u",
+                      td_show(t->name).text, (unsigned long long)offset, g->alignment);
     }
     if (offset > room || t->bytes > room - offset) {
-        return fail(p, TD_ERR_FILE_FORMAT,
-                    "tensor %s: %llu bytes at %llu reach past the end of the file",
-                    show(t->name).text, (unsigned long long)t->bytes, (unsigned long long)offset);
+        return td_why(&p->why, TD_ERR_FILE_FORMAT,
+                      "tensor %s: %llu bytes at %llu reach past the end of the file",
+                      td_show(t->name).text, (unsigned long long)t->bytes,
+                      (unsigned long long)offset);
     }
     t->data = g->bytes + g->head_bytes + offset;
     return TD_OK;
@@ -354,8 +318,8 @@ static td_err check_overlap(struct parse *p, struct td_gguf *g)
         const struct td_gguf_tensor *b = &g->tensors[g->tensors_sorted[i]];
 
         if ((const uint8_t *)b->data - (const uint8_t *)a->data < (int64_t)a->bytes) {
-            return fail(p, TD_ERR_FILE_FORMAT, "tensors %s and %s overlap", show(a->name).text,
-                        show(b->name).text);
+            return td_why(&p->why, TD_ERR_FILE_FORMAT, "tensors %s and %s overlap",
+                          td_show(a->name).text, td_show(b->name).text);
         }
     }
     return TD_OK;
@@ -368,7 +332,8 @@ static td_err check_names(struct parse *p, struct td_gguf *g)
         struct td_str name = g->tensors[g->tensors_sorted[i]].name;
 
         if (td__str_cmp(g->tensors[g->tensors_sorted[i - 1]].name, name) == 0) {
-            return fail(p, TD_ERR_FILE_FORMAT, "tensor %s occurs twice", show(name).text);
+            return td_why(&p->why, TD_ERR_FILE_FORMAT, "tensor %s occurs twice",
+                          td_show(name).text);
         }
     }
     return TD_OK;
@@ -402,7 +367,7 @@ static td_err parse_tensors(struct parse *p, struct td_gguf *g)
     g->tensors = td_zalloc(g->n_tensors, sizeof *g->tensors);
     g->tensors_sorted = td_zalloc(g->n_tensors, sizeof *g->tensors_sorted);
     if (g->n_tensors > 0 && (offsets == NULL || g->tensors == NULL || g->tensors_sorted == NULL)) {
-        return fail(p, TD_ERR_NO_MEMORY, "out of memory for %zu tensors", g->n_tensors);
+        return td_why(&p->why, TD_ERR_NO_MEMORY, "out of memory for %zu tensors", g->n_tensors);
     }
     for (size_t i = 0; i < g->n_tensors; i++) {
         TD_TRY(parse_tensor(p, &g->tensors[i], &offsets[i]));
@@ -429,23 +394,23 @@ static td_err parse_header(struct parse *p, struct td_gguf *g)
 
     TD_TRY(take_u32(p, "the header", &magic));
     if (magic != GGUF_MAGIC) {
-        return fail(p, TD_ERR_FILE_FORMAT, "not a GGUF file");
+        return td_why(&p->why, TD_ERR_FILE_FORMAT, "not a GGUF file");
     }
     TD_TRY(take_u32(p, "the header", &g->version));
     if (g->version == GGUF_VERSION_SWAP2 || g->version == GGUF_VERSION_SWAP3) {
-        return fail(p, TD_ERR_FILE_UNSUPPORTED, "a big-endian GGUF file is not read");
+        return td_why(&p->why, TD_ERR_FILE_UNSUPPORTED, "a big-endian GGUF file is not read");
     }
     if (g->version < 2 || g->version > 3) {
-        return fail(p, TD_ERR_FILE_UNSUPPORTED, "GGUF version %u is not read, only 2 and 3",
-                    g->version);
+        return td_why(&p->why, TD_ERR_FILE_UNSUPPORTED, "GGUF version %u is not read, only 2 and 3",
+                      g->version);
     }
     TD_TRY(take_u64(p, "the header", &n_tensors));
     TD_TRY(take_u64(p, "the header", &n_kv));
     if (n_kv > TD_GGUF_MAX_KV || n_tensors > TD_GGUF_MAX_TENSORS) {
-        return fail(p, TD_ERR_FILE_FORMAT,
-                    "%llu metadata entries and %llu tensors, at most %u and %u",
-                    (unsigned long long)n_kv, (unsigned long long)n_tensors, TD_GGUF_MAX_KV,
-                    TD_GGUF_MAX_TENSORS);
+        return td_why(&p->why, TD_ERR_FILE_FORMAT,
+                      "%llu metadata entries and %llu tensors, at most %u and %u",
+                      (unsigned long long)n_kv, (unsigned long long)n_tensors, TD_GGUF_MAX_KV,
+                      TD_GGUF_MAX_TENSORS);
     }
     if (n_kv * GGUF_MIN_KV + n_tensors * GGUF_MIN_TENSOR > p->left) {
         return truncated(p, "the metadata: it is too short for its counts");
@@ -457,7 +422,7 @@ static td_err parse_header(struct parse *p, struct td_gguf *g)
 
 static td_err parse_all(struct td_gguf *g, char *err_text, size_t err_cap)
 {
-    struct parse p = {.at = g->bytes, .left = g->len, .err_text = err_text, .err_cap = err_cap};
+    struct parse p = {.at = g->bytes, .left = g->len, .why = {err_text, err_cap}};
 
     TD_TRY(parse_header(&p, g));
     TD_TRY(parse_kvs(&p, g));
@@ -473,9 +438,9 @@ td_err td_gguf_open_memory(const void *data, size_t len, struct td_gguf **out_gg
     TD_CLEANUP(td_gguf_closep) struct td_gguf *g = td_zalloc(1, sizeof *g);
 
     if (g == NULL) {
-        struct parse p = {.err_text = err_text, .err_cap = err_cap};
+        struct parse p = {.why = {err_text, err_cap}};
 
-        return fail(&p, TD_ERR_NO_MEMORY, "out of memory");
+        return td_why(&p.why, TD_ERR_NO_MEMORY, "out of memory");
     }
     g->bytes = data;
     g->len = len;
@@ -484,50 +449,17 @@ td_err td_gguf_open_memory(const void *data, size_t len, struct td_gguf **out_gg
     return TD_OK;
 }
 
-/* Maps the file; the descriptor is closed again. */
-static td_err map_file(struct parse *p, int fd, struct td_gguf *g)
-{
-    struct stat st;
-    void *m;
-
-    if (fstat(fd, &st) != 0) {
-        return fail(p, TD_ERR_IO, "cannot be examined: %s", strerrordesc_np(errno));
-    }
-    if (!S_ISREG(st.st_mode)) {
-        return fail(p, TD_ERR_FILE_FORMAT, "not a regular file");
-    }
-    if (st.st_size <= 0) {
-        return fail(p, TD_ERR_FILE_FORMAT, "the file is empty");
-    }
-    m = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
-    if (m == MAP_FAILED) {
-        return fail(p, errno == ENOMEM ? TD_ERR_NO_MEMORY : TD_ERR_IO, "cannot be mapped: %s",
-                    strerrordesc_np(errno));
-    }
-    g->bytes = m;
-    g->len = (uint64_t)st.st_size;
-    g->mapped = true;
-    return TD_OK;
-}
-
 td_err td_gguf_open(const char *path, struct td_gguf **out_gguf, char *err_text, size_t err_cap)
 {
     TD_CLEANUP(td_gguf_closep) struct td_gguf *g = td_zalloc(1, sizeof *g);
-    struct parse p = {.err_text = err_text, .err_cap = err_cap};
-    td_err e;
-    int fd;
+    struct td_why why = {err_text, err_cap};
 
     if (g == NULL) {
-        return fail(&p, TD_ERR_NO_MEMORY, "out of memory");
+        return td_why(&why, TD_ERR_NO_MEMORY, "out of memory");
     }
-    /* O_NONBLOCK: a fifo must not block the open; it is refused after fstat. */
-    fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0) {
-        return fail(&p, TD_ERR_NO_FILE, "cannot be opened: %s", strerrordesc_np(errno));
-    }
-    e = map_file(&p, fd, g);
-    (void)close(fd); /* read-only: nothing can be lost */
-    TD_TRY(e);
+    TD_TRY(td_file_map(path, UINT64_MAX, &g->map, &why));
+    g->bytes = g->map.data;
+    g->len = g->map.len;
     TD_TRY(parse_all(g, err_text, err_cap));
     *out_gguf = TD_STEAL(g);
     return TD_OK;
@@ -539,10 +471,7 @@ struct td_gguf *td_gguf_close(struct td_gguf *g)
         return NULL;
     }
     g->magic = 0;
-    if (g->mapped) {
-        (void)munmap((void *)(uintptr_t)g->bytes,
-                     (size_t)g->len); /* only fails on wrong arguments */
-    }
+    td_file_unmap(&g->map);
     free(g->kv);
     free(g->kv_sorted);
     free(g->tensors);

@@ -3,6 +3,7 @@
 #ifndef TD_MODEL_GGUF_PRIV_H
 #define TD_MODEL_GGUF_PRIV_H
 
+#include "common/model/file.h"
 #include "common/model/gguf.h"
 
 #define TD__GGUF_OPEN     0x47475546u /* magic of an open object */
@@ -21,7 +22,7 @@ struct td_gguf {
     uint32_t version;
     const uint8_t *bytes;
     uint64_t len;
-    bool mapped;
+    struct td_file_map map; /* empty: bytes of the caller */
     uint64_t head_bytes;
     uint32_t alignment;
     size_t n_kv, n_tensors;

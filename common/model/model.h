@@ -1,8 +1,8 @@
 /* model.h - a model file, opened and believed: hyper-parameters, weights as views, tokenizer data,
  * identity.
  *
- * What: reads a GGUF file through gguf.h and checks every number and shape against the architecture
- * table. Weights stay in the mapping in their own format; engines repack them.
+ * What: reads a GGUF file (gguf.h) or a Hugging Face directory (hf_dir.h) and checks every number and
+ * shape against the architecture table. Weights stay in the mapping in their own format; engines repack them.
  * td_model is a plain value after open: read it, never write it. Not: a tokenizer (common/text
  * builds one from struct td_model_tokenizer) and not an engine (engine.h). Owner: the shell that
  * opened it; engines and tokenizers borrow it and must be destroyed first. Thread: open and close
@@ -79,6 +79,14 @@ struct td_hparams {
     bool mixed_dtypes;
 };
 
+/* What a request that does not say otherwise samples with (generation_config.json). */
+struct td_model_defaults {
+    float temperature, top_p, min_p, repetition_penalty;
+    uint32_t top_k; /* 0: off */
+};
+#define TD_MODEL_DEFAULTS_NONE                                                                     \
+    ((struct td_model_defaults){.temperature = 1, .top_p = 1, .repetition_penalty = 1})
+
 struct td_model {
     struct td_hparams hp;
     struct td_weight token_embd;  /* [n_vocab][n_embd] */
@@ -88,15 +96,22 @@ struct td_model {
     float
         *rope_freq; /* [rope_dim / 2] radians per position, every kind of scaling applied; owned */
     struct td_model_tokenizer tok;
-    struct td_str name; /* general.name, may be empty */
-    uint64_t file_bytes;
+    struct td_model_defaults defaults;
+    struct td_str name;         /* general.name or the directory's name, may be empty */
+    uint64_t file_bytes;        /* of all files with weights */
     uint64_t weight_bytes;      /* of all tensors used */
-    uint8_t id[32];             /* SHA-256 over header, tensor table and samples of every tensor */
+    uint8_t id[32];             /* SHA-256 over header, tensor table and samples of every tensor; of
+                                   a directory over its configuration, tokenizer and tensors by name,
+                                   the same for any shards */
     struct td_model_priv *priv; /* owned: the mapping and its arrays */
 };
 
+/* "llama", "qwen2", ... */
+const char *td_arch_name(enum td_arch arch);
+
+/* A GGUF file, or a Hugging Face directory. */
 td_err td_model_open(const char *path, struct td_model **out_model) TD_MUST_CHECK;
-/* The same over bytes the caller keeps; `name` stands in log lines. */
+/* A GGUF file as bytes the caller keeps; `name` stands in log lines. */
 td_err td_model_open_memory(const void *data, size_t len, const char *name,
                             struct td_model **out_model) TD_MUST_CHECK;
 struct td_model *td_model_close(struct td_model *m);
@@ -108,7 +123,8 @@ static inline const struct td_model_tokenizer *td_model_tokenizer(const struct t
     return &m->tok;
 }
 
-/* SHA-256 of the whole file; reads all of it: never on a loop thread. */
+/* SHA-256 of the whole GGUF file; of a directory that of the configuration and every tensor by name,
+ * however they are spread over shards. Reads all of it: never on a loop thread. */
 td_err td_model_full_hash(const struct td_model *m, uint8_t out_hash[32]) TD_MUST_CHECK;
 
 #endif

@@ -1,33 +1,16 @@
 #include "common/model/tok_data.h"
 
-#include <stdarg.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "common/model/digest.h"
+#include "common/model/file.h"
 
 #define KEY(name) "tokenizer.ggml." name
 
 struct load {
     const struct td_gguf *g;
-    char *err_text;
-    size_t err_cap;
+    struct td_why why;
 };
-
-static td_err fail(const struct load *l, td_err e, const char *fmt, ...)
-    __attribute__((format(printf, 3, 4)));
-
-static td_err fail(const struct load *l, td_err e, const char *fmt, ...)
-{
-    va_list ap;
-
-    if (l->err_text != NULL && l->err_cap > 0) {
-        va_start(ap, fmt);
-        (void)vsnprintf(l->err_text, l->err_cap, fmt, ap); /* cut to fit is fine */
-        va_end(ap);
-    }
-    return e;
-}
 
 /* An optional string; a key of another kind is an error. */
 static td_err load_str(const struct load *l, const char *key, struct td_str *out)
@@ -38,7 +21,7 @@ static td_err load_str(const struct load *l, const char *key, struct td_str *out
         *out = (struct td_str){"", 0};
         return TD_OK;
     }
-    return e == TD_OK ? TD_OK : fail(l, e, "%s is not a string", key);
+    return e == TD_OK ? TD_OK : td_why(&l->why, e, "%s is not a string", key);
 }
 
 static td_err load_bool(const struct load *l, const char *key, bool absent, bool *out)
@@ -49,7 +32,7 @@ static td_err load_bool(const struct load *l, const char *key, bool absent, bool
         *out = absent;
         return TD_OK;
     }
-    return e == TD_OK ? TD_OK : fail(l, e, "%s is not a boolean", key);
+    return e == TD_OK ? TD_OK : td_why(&l->why, e, "%s is not a boolean", key);
 }
 
 static td_err load_id(const struct load *l, const char *key, uint32_t n_tokens, int32_t *out)
@@ -62,7 +45,7 @@ static td_err load_id(const struct load *l, const char *key, uint32_t n_tokens, 
         return TD_OK;
     }
     if (e != TD_OK || id >= n_tokens) {
-        return fail(l, TD_ERR_FILE_FORMAT, "%s is not a token id below %u", key, n_tokens);
+        return td_why(&l->why, TD_ERR_FILE_FORMAT, "%s is not a token id below %u", key, n_tokens);
     }
     *out = (int32_t)id;
     return TD_OK;
@@ -80,11 +63,11 @@ static td_err load_numbers(const struct load *l, const char *key, size_t n, bool
     }
     a = td_zalloc(n, 4);
     if (a == NULL) {
-        return fail(l, TD_ERR_NO_MEMORY, "out of memory for %s", key);
+        return td_why(&l->why, TD_ERR_NO_MEMORY, "out of memory for %s", key);
     }
     e = floats ? td_gguf_read_f32(l->g, key, a, n) : td_gguf_read_i32(l->g, key, a, n);
     if (e != TD_OK) {
-        return fail(l, e, "%s is not an array of %zu numbers, one for each token", key, n);
+        return td_why(&l->why, e, "%s is not an array of %zu numbers, one for each token", key, n);
     }
     *out = TD_STEAL(a);
     return TD_OK;
@@ -98,14 +81,14 @@ static td_err load_strings(const struct load *l, const char *key, uint32_t max, 
     size_t n = 0;
 
     if (td_gguf_get_array(l->g, key, &type, &n) != TD_OK || type != TD_GGUF_STRING) {
-        return fail(l, TD_ERR_FILE_FORMAT, "%s is not an array of strings", key);
+        return td_why(&l->why, TD_ERR_FILE_FORMAT, "%s is not an array of strings", key);
     }
     if (n > max) {
-        return fail(l, TD_ERR_FILE_FORMAT, "%s has %zu entries, more than %u", key, n, max);
+        return td_why(&l->why, TD_ERR_FILE_FORMAT, "%s has %zu entries, more than %u", key, n, max);
     }
     a = td_zalloc(n + 1, sizeof *a);
     if (a == NULL) {
-        return fail(l, TD_ERR_NO_MEMORY, "out of memory for %s", key);
+        return td_why(&l->why, TD_ERR_NO_MEMORY, "out of memory for %s", key);
     }
     TD_TRY(td_gguf_read_strings(l->g, key, a, n));
     *out_n = (uint32_t)n;
@@ -120,14 +103,14 @@ static td_err load_tokens(const struct load *l, struct td_model_tokenizer *t)
 
     TD_TRY(load_strings(l, KEY("tokens"), TD_TOK_MAX_TOKENS, &t->n_tokens, &t->tokens));
     if (t->n_tokens == 0) {
-        return fail(l, TD_ERR_FILE_FORMAT, "the vocabulary is empty");
+        return td_why(&l->why, TD_ERR_FILE_FORMAT, "the vocabulary is empty");
     }
     TD_TRY(load_numbers(l, KEY("token_type"), t->n_tokens, false, &types));
     t->types = types;
     for (uint32_t i = 0; t->types != NULL && i < t->n_tokens; i++) {
         if (t->types[i] < 0 || t->types[i] > 6) {
-            return fail(l, TD_ERR_FILE_FORMAT, "token %u has type %d, which does not exist", i,
-                        t->types[i]);
+            return td_why(&l->why, TD_ERR_FILE_FORMAT, "token %u has type %d, which does not exist",
+                          i, t->types[i]);
         }
     }
     TD_TRY(load_numbers(l, KEY("scores"), t->n_tokens, true, &scores));
@@ -148,14 +131,14 @@ static td_err load_merges(const struct load *l, struct td_model_tokenizer *t)
         const char *space = m.len > 2 ? memchr(m.data + 1, ' ', m.len - 2) : NULL;
 
         if (space == NULL) {
-            return fail(l, TD_ERR_FILE_FORMAT, "merge %u is not two pieces with a space between",
-                        i);
+            return td_why(&l->why, TD_ERR_FILE_FORMAT,
+                          "merge %u is not two pieces with a space between", i);
         }
     }
     return TD_OK;
 }
 
-static void add_end_id(struct td_model_tokenizer *t, int32_t id)
+void td_tok_data_add_end_id(struct td_model_tokenizer *t, int32_t id)
 {
     if (id < 0 || t->n_end_ids == TD_TOK_MAX_END_IDS) {
         return;
@@ -169,19 +152,16 @@ static void add_end_id(struct td_model_tokenizer *t, int32_t id)
 }
 
 /* Files often name only one end token although their template ends turns with another. */
-static void find_end_ids(struct td_model_tokenizer *t, int32_t eom)
+static void find_end_ids(struct td_model_tokenizer *t)
 {
     static const char *const known[] = {"<|im_end|>",      "<|endoftext|>", "<|eot_id|>",
                                         "<|end_of_text|>", "<|eom_id|>",    "<end_of_turn>",
                                         "<|end|>",         "</s>"};
 
-    add_end_id(t, t->eos);
-    add_end_id(t, t->eot);
-    add_end_id(t, eom);
     for (uint32_t i = 0; t->types != NULL && i < t->n_tokens; i++) {
         for (size_t k = 0; t->types[i] == 3 && k < TD_COUNT(known); k++) {
             if (td_str_eq(t->tokens[i], known[k])) {
-                add_end_id(t, (int32_t)i);
+                td_tok_data_add_end_id(t, (int32_t)i);
             }
         }
     }
@@ -204,14 +184,16 @@ static td_err load_special(const struct load *l, struct td_model_tokenizer *t)
     TD_TRY(load_bool(l, KEY("add_eos_token"), false, &t->add_eos));
     TD_TRY(load_bool(l, KEY("add_space_prefix"), false, &t->add_space_prefix));
     if (t->add_bos && t->bos < 0) {
-        return fail(l, TD_ERR_FILE_FORMAT,
-                    "a first token is demanded, but there is no bos_token_id");
+        return td_why(&l->why, TD_ERR_FILE_FORMAT,
+                      "a first token is demanded, but there is no bos_token_id");
     }
-    find_end_ids(t, eom);
+    td_tok_data_add_end_id(t, t->eos);
+    td_tok_data_add_end_id(t, t->eot);
+    td_tok_data_add_end_id(t, eom);
     return TD_OK;
 }
 
-static td_err hash_all(const struct load *l, struct td_model_tokenizer *t)
+static td_err hash_all(struct td_model_tokenizer *t, const struct td_why *w)
 {
     struct td_digest d;
 
@@ -230,38 +212,48 @@ static td_err hash_all(const struct load *l, struct td_model_tokenizer *t)
     td_digest_bytes(&d, &(int32_t[]){t->bos, t->eos, t->eot, t->unk, t->pad}, 5 * sizeof(int32_t));
     td_digest_u64(&d, (uint64_t)t->add_bos | (uint64_t)t->add_eos << 1 |
                           (uint64_t)t->add_space_prefix << 2);
+    if (t->ignore_merges >= 0 || t->nfc >= 0) { /* GGUF files, which do not say, keep their hash */
+        td_digest_bytes(&d, &(int8_t[]){t->ignore_merges, t->nfc}, 2);
+    }
     if (td_digest_end(&d, t->tokenizer_hash) != TD_OK) {
-        return fail(l, TD_ERR_NO_MEMORY, "out of memory for the tokenizer's hash");
+        return td_why(w, TD_ERR_NO_MEMORY, "out of memory for the tokenizer's hash");
     }
     td_digest_begin(&d);
     td_digest_bytes(&d, t->chat_template.data, t->chat_template.len);
     if (td_digest_end(&d, t->template_hash) != TD_OK) {
-        return fail(l, TD_ERR_NO_MEMORY, "out of memory for the template's hash");
+        return td_why(w, TD_ERR_NO_MEMORY, "out of memory for the template's hash");
     }
     return TD_OK;
+}
+
+td_err td_tok_data_finish(struct td_model_tokenizer *t, const struct td_why *w)
+{
+    find_end_ids(t);
+    return hash_all(t, w);
 }
 
 static td_err load_all(const struct load *l, struct td_model_tokenizer *t)
 {
     TD_TRY(load_str(l, KEY("model"), &t->model));
     if (t->model.len == 0) {
-        return fail(l, TD_ERR_FILE_FORMAT, "the file has no tokenizer (%s)", KEY("model"));
+        return td_why(&l->why, TD_ERR_FILE_FORMAT, "the file has no tokenizer (%s)", KEY("model"));
     }
     TD_TRY(load_str(l, KEY("pre"), &t->pre));
     TD_TRY(load_str(l, "tokenizer.chat_template", &t->chat_template));
     TD_TRY(load_tokens(l, t));
     TD_TRY(load_merges(l, t));
     TD_TRY(load_special(l, t));
-    return hash_all(l, t);
+    return td_tok_data_finish(t, &l->why);
 }
 
 td_err td_tok_data_load(const struct td_gguf *g, struct td_model_tokenizer *out, char *err_text,
                         size_t err_cap)
 {
-    struct load l = {g, err_text, err_cap};
+    struct load l = {g, {err_text, err_cap}};
     td_err e;
 
     memset(out, 0, sizeof *out);
+    out->ignore_merges = out->nfc = -1;
     e = load_all(&l, out);
     if (e != TD_OK) {
         td_tok_data_fini(out);
@@ -275,5 +267,6 @@ void td_tok_data_fini(struct td_model_tokenizer *t)
     free((void *)(uintptr_t)t->types);
     free((void *)(uintptr_t)t->scores);
     free((void *)(uintptr_t)t->merges);
+    (void)td_arena_destroy(t->arena); /* always NULL */
     memset(t, 0, sizeof *t);
 }

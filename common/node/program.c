@@ -36,7 +36,8 @@ struct options {
     }
 
 static const struct td_opt opts[] = {
-    OPT("model", STRING, "", "path", 0, 0, NULL, BOOT, "GGUF file to serve", model),
+    OPT("model", STRING, "", "path", 0, 0, NULL, BOOT,
+        "GGUF file or Hugging Face directory to serve", model),
     OPT("served-model-name", LIST, "", "", 0, 0, NULL, BOOT,
         "names in metrics and, with --role both, for clients", served_names),
     OPT("role", ENUM, "default", "", 0, 0, "default|prefill|decode|both", BOOT,

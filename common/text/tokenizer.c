@@ -118,7 +118,7 @@ static td_err encode_word(struct td_text_tokenizer *t, const uint8_t *w, size_t 
                           struct sink *out)
 {
     const struct td_text_vocab *v = t->vocab;
-    if (v->pre->ignore_merges && len <= v->longest) {
+    if (v->ignore_merges && len <= v->longest) {
         const uint32_t id = td__text_vocab_lookup(v, w, len);
         if (id != UINT32_MAX) {
             emit(out, (int32_t)id);
@@ -243,7 +243,7 @@ static td_err run_end(struct td_text_tokenizer *t, struct run *r, struct sink *o
     if (n == 0) {
         return TD_OK;
     }
-    if (td_text_pre_normalises(t->vocab->pre->kind)) {
+    if (t->vocab->nfc) {
         TD_TRY(td_text_nfc(t->vocab->uni, &t->nfc, p, n, &p, &n));
     }
     r->len = 0;

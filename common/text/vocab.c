@@ -299,6 +299,8 @@ static td_err set_ids(struct td_text_vocab *v, const struct td_text_vocab_src *s
     TD_TRY(special_id(v, "pad", src->pad, &v->pad));
     TD_TRY(special_id(v, "unk", src->unk, &v->unk));
     v->add_bos = src->add_bos < 0 ? v->pre->add_bos : src->add_bos != 0;
+    v->ignore_merges = src->ignore_merges < 0 ? v->pre->ignore_merges : src->ignore_merges != 0;
+    v->nfc = src->nfc < 0 ? td_text_pre_normalises(v->pre->kind) : src->nfc != 0;
     v->add_space_prefix = src->add_space_prefix;
     return TD_OK;
 }

@@ -55,6 +55,8 @@ struct td_text_vocab_src {
     const char *pre; /* `tokenizer.ggml.pre`; NULL, "" and "default" mean the GPT-2 pattern */
     int64_t bos, eos, eot, pad, unk; /* ids, or TD_TEXT_NO_ID */
     int add_bos;           /* 1, 0, or -1 when the file is silent: then the pre-tokeniser's habit */
+    int ignore_merges;     /* a word that is a token is that token: 1, 0, or -1: the same habit */
+    int nfc;               /* text is brought to NFC first: 1, 0, or -1: the same habit */
     bool add_space_prefix; /* a run of text that does not start with a space gets one */
 };
 
@@ -62,7 +64,7 @@ struct td_text_vocab_src {
 #define TD_TEXT_VOCAB_SRC_INIT                                                                     \
     {                                                                                              \
         .bos = TD_TEXT_NO_ID, .eos = TD_TEXT_NO_ID, .eot = TD_TEXT_NO_ID, .pad = TD_TEXT_NO_ID,    \
-        .unk = TD_TEXT_NO_ID, .add_bos = -1                                                        \
+        .unk = TD_TEXT_NO_ID, .add_bos = -1, .ignore_merges = -1, .nfc = -1                        \
     }
 
 struct td_text_vocab;

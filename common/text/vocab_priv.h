@@ -24,7 +24,7 @@ struct td_text_vocab {
     uint32_t byte_id[256]; /* id of the one-byte piece, or UINT32_MAX */
     size_t longest;
     int32_t bos, eos, eot, pad, unk;
-    bool add_bos;
+    bool add_bos, ignore_merges, nfc;
     bool add_space_prefix;
     bool covers_bytes;
 };

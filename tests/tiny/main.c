@@ -1,6 +1,6 @@
 /* tiny-gguf: writes a tiny model. Usage: tiny-gguf OUT [--seed N] [--layers N] [--type
  * mix|q4_1|...] [--embd N]
- * [--ffn N] [--heads N] [--kv-heads N] [--ctx N] [--untied] */
+ * [--ffn N] [--heads N] [--kv-heads N] [--ctx N] [--untied] [--arch llama|qwen2|qwen3] [--window N] */
 #include <errno.h>
 #include <getopt.h>
 #include <stdio.h>
@@ -18,7 +18,9 @@ enum {
     OPT_HEADS,
     OPT_KV,
     OPT_CTX,
-    OPT_UNTIED
+    OPT_UNTIED,
+    OPT_ARCH,
+    OPT_WINDOW
 };
 
 static const struct option options[] = {
@@ -26,6 +28,7 @@ static const struct option options[] = {
     {"type", required_argument, NULL, OPT_TYPE},   {"embd", required_argument, NULL, OPT_EMBD},
     {"ffn", required_argument, NULL, OPT_FFN},     {"heads", required_argument, NULL, OPT_HEADS},
     {"kv-heads", required_argument, NULL, OPT_KV}, {"ctx", required_argument, NULL, OPT_CTX},
+    {"arch", required_argument, NULL, OPT_ARCH},   {"window", required_argument, NULL, OPT_WINDOW},
     {"untied", no_argument, NULL, OPT_UNTIED},     {NULL, 0, NULL, 0},
 };
 
@@ -49,6 +52,12 @@ static bool apply(struct td_tiny_params *p, int opt, const char *arg)
         return true;
     case OPT_UNTIED:
         p->untied = true;
+        return true;
+    case OPT_ARCH:
+        p->arch = arg;
+        return true;
+    case OPT_WINDOW:
+        p->window = number(arg);
         return true;
     case OPT_LAYERS:
         p->n_layers = number(arg);

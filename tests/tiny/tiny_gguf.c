@@ -7,9 +7,9 @@
 
 #include "common/base/rng.h"
 #include "common/model/dequant.h"
+#include "common/model/tiny_vocab.h"
 #include "tests/tiny/gguf_build.h"
 #include "tests/tiny/tiny_quant.h"
-#include "tests/tiny/tiny_vocab.h"
 
 /* Spread of the final logits over printable tokens. */
 #define LOGIT_STD 3.0
@@ -83,6 +83,14 @@ static void matrix(struct writer *w, const char *name, enum td_dtype dtype, uint
                          rows * row_bytes);
 }
 
+static void vector(struct writer *w, const char *name, uint32_t n, float mean, float std)
+{
+    for (uint32_t c = 0; c < n; c++) {
+        w->row[c] = mean + draw(&w->rng) * std;
+    }
+    td_gguf_build_tensor(&w->b, name, TD_DTYPE_F32, 1, (uint64_t[]){n}, w->row, n * sizeof(float));
+}
+
 static void norm(struct writer *w, const char *name, float scale)
 {
     for (uint32_t c = 0; c < w->p->n_embd; c++) {
@@ -92,11 +100,47 @@ static void norm(struct writer *w, const char *name, float scale)
                          w->p->n_embd * sizeof(float));
 }
 
+static const char *arch_of(const struct td_tiny_params *p)
+{
+    return p->arch != NULL ? p->arch : "llama";
+}
+
+static uint32_t head_dim_of(const struct td_tiny_params *p)
+{
+    return p->head_dim != 0 ? p->head_dim : p->n_embd / p->n_heads;
+}
+
+/* What sets an architecture apart from llama. */
+static void extras(struct writer *w, uint32_t l)
+{
+    uint32_t q = w->p->n_heads * head_dim_of(w->p);
+    uint32_t kv = w->p->n_kv_heads * head_dim_of(w->p);
+    const struct {
+        const char *arch, *name;
+        uint32_t n;
+        float mean, std;
+    } vectors[] = {
+        {"qwen2", "attn_q.bias", q, 0, 0.5f},
+        {"qwen2", "attn_k.bias", kv, 0, 0.5f},
+        {"qwen2", "attn_v.bias", kv, 0, 0.5f},
+        {"qwen3", "attn_q_norm.weight", head_dim_of(w->p), 2, 0.2f},
+        {"qwen3", "attn_k_norm.weight", head_dim_of(w->p), 1, 0.1f},
+    };
+    char name[64];
+
+    for (size_t i = 0; i < TD_COUNT(vectors); i++) {
+        if (strcmp(arch_of(w->p), vectors[i].arch) == 0) {
+            (void)snprintf(name, sizeof name, "blk.%u.%s", l, vectors[i].name);
+            vector(w, name, vectors[i].n, vectors[i].mean, vectors[i].std);
+        }
+    }
+}
+
 static void layer(struct writer *w, uint32_t l)
 {
     const struct td_tiny_params *p = w->p;
-    uint32_t head_dim = p->n_embd / p->n_heads;
-    uint32_t kv = p->n_kv_heads * head_dim;
+    uint32_t q = p->n_heads * head_dim_of(p);
+    uint32_t kv = p->n_kv_heads * head_dim_of(p);
     float in = 1 / sqrtf((float)p->n_embd);
     float inside = 1 / sqrtf((float)p->n_ffn);
     const struct {
@@ -105,8 +149,8 @@ static void layer(struct writer *w, uint32_t l)
         float std;
     } mats[] = {
         /* Queries are longer than keys: attention picks, so the answer depends on the prompt. */
-        {"attn_q", p->n_embd, p->n_embd, 3 * in},  {"attn_k", kv, p->n_embd, in},
-        {"attn_v", kv, p->n_embd, 2 * in},         {"attn_output", p->n_embd, p->n_embd, in},
+        {"attn_q", q, p->n_embd, 3 * in},          {"attn_k", kv, p->n_embd, in},
+        {"attn_v", kv, p->n_embd, 2 * in},         {"attn_output", p->n_embd, q, in},
         {"ffn_gate", p->n_ffn, p->n_embd, 2 * in}, {"ffn_up", p->n_ffn, p->n_embd, 2 * in},
         {"ffn_down", p->n_embd, p->n_ffn, inside},
     };
@@ -120,6 +164,23 @@ static void layer(struct writer *w, uint32_t l)
         (void)snprintf(name, sizeof name, "blk.%u.%s.weight", l, mats[i].name);
         matrix(w, name, next_type(w), mats[i].rows, mats[i].cols, mats[i].std);
     }
+    extras(w, l);
+}
+
+static void arch_u32(struct writer *w, const char *key, uint32_t v)
+{
+    char name[96];
+
+    (void)snprintf(name, sizeof name, "%s.%s", arch_of(w->p), key);
+    td_gguf_build_u32(&w->b, name, v);
+}
+
+static void arch_f32(struct writer *w, const char *key, float v)
+{
+    char name[96];
+
+    (void)snprintf(name, sizeof name, "%s.%s", arch_of(w->p), key);
+    td_gguf_build_f32(&w->b, name, v);
 }
 
 static void tensors(struct writer *w)
@@ -146,18 +207,25 @@ static void metadata(struct writer *w)
     char name[64];
 
     (void)snprintf(name, sizeof name, "tiny %s seed %llu", p->type, (unsigned long long)p->seed);
-    td_gguf_build_str(b, "general.architecture", "llama");
+    td_gguf_build_str(b, "general.architecture", arch_of(p));
     td_gguf_build_str(b, "general.name", name);
-    td_gguf_build_u32(b, "llama.block_count", p->n_layers);
-    td_gguf_build_u32(b, "llama.context_length", p->n_ctx);
-    td_gguf_build_u32(b, "llama.embedding_length", p->n_embd);
-    td_gguf_build_u32(b, "llama.feed_forward_length", p->n_ffn);
-    td_gguf_build_u32(b, "llama.attention.head_count", p->n_heads);
-    td_gguf_build_u32(b, "llama.attention.head_count_kv", p->n_kv_heads);
-    td_gguf_build_f32(b, "llama.attention.layer_norm_rms_epsilon", 1e-5f);
-    td_gguf_build_u32(b, "llama.rope.dimension_count", p->n_embd / p->n_heads);
-    td_gguf_build_f32(b, "llama.rope.freq_base", 10000);
-    td_gguf_build_u32(b, "llama.vocab_size", w->vocab->n_tokens);
+    arch_u32(w, "block_count", p->n_layers);
+    arch_u32(w, "context_length", p->n_ctx);
+    arch_u32(w, "embedding_length", p->n_embd);
+    arch_u32(w, "feed_forward_length", p->n_ffn);
+    arch_u32(w, "attention.head_count", p->n_heads);
+    arch_u32(w, "attention.head_count_kv", p->n_kv_heads);
+    arch_f32(w, "attention.layer_norm_rms_epsilon", 1e-5f);
+    arch_u32(w, "rope.dimension_count", head_dim_of(p));
+    arch_f32(w, "rope.freq_base", 10000);
+    arch_u32(w, "vocab_size", w->vocab->n_tokens);
+    if (p->head_dim != 0) {
+        arch_u32(w, "attention.key_length", p->head_dim);
+        arch_u32(w, "attention.value_length", p->head_dim);
+    }
+    if (p->window != 0) {
+        arch_u32(w, "attention.sliding_window", p->window);
+    }
     td_gguf_build_str(b, "tokenizer.ggml.model", "gpt2");
     td_gguf_build_str(b, "tokenizer.ggml.pre", "smollm");
     td_gguf_build_strs(b, "tokenizer.ggml.tokens", w->vocab->tokens, w->vocab->n_tokens);
@@ -195,13 +263,16 @@ static bool params_ok(const struct td_tiny_params *p, int type)
            p->n_embd <= TD_TINY_MAX_EMBD && p->n_ffn >= 1 && p->n_ffn <= TD_TINY_MAX_FFN &&
            p->n_embd % block == 0 && p->n_ffn % block == 0 && p->n_heads >= 1 &&
            p->n_embd % p->n_heads == 0 && p->n_kv_heads >= 1 && p->n_heads % p->n_kv_heads == 0 &&
-           (p->n_embd / p->n_heads) % 2 == 0 && p->n_ctx >= 1;
+           head_dim_of(p) % 2 == 0 && p->n_heads * head_dim_of(p) <= TD_TINY_MAX_FFN &&
+           p->n_heads * head_dim_of(p) % block == 0 && p->n_ctx >= 1;
 }
 
 static td_err write_all(struct writer *w, struct td_buf *out)
 {
     uint32_t widest = w->p->n_embd > w->p->n_ffn ? w->p->n_embd : w->p->n_ffn;
+    uint32_t q = w->p->n_heads * head_dim_of(w->p);
 
+    widest = widest > q ? widest : q;
     TD_TRY(td_tiny_vocab_create(&w->vocab));
     w->row = td_zalloc(widest, sizeof *w->row);
     w->bytes = td_zalloc((size_t)widest + w->vocab->n_tokens, (size_t)w->p->n_embd * sizeof(float));

@@ -1,4 +1,4 @@
-/* tiny_gguf.h - seeded tiny llama models as GGUF files: what unit, sanitizer, fault and simulator
+/* tiny_gguf.h - seeded tiny llama, qwen2 and qwen3 models as GGUF files: what unit, sanitizer, fault and simulator
  * tests run on.
  *
  * What: random weights scaled so that logits have a spread of a few units, greedy answers depend on
@@ -26,7 +26,10 @@ struct td_tiny_params {
     uint32_t n_layers;
     uint32_t n_embd, n_ffn; /* multiples of 256 unless the type's block is smaller */
     uint32_t n_heads, n_kv_heads, n_ctx;
-    bool untied; /* a separate output matrix */
+    bool untied;       /* a separate output matrix */
+    const char *arch;  /* NULL: "llama"; "qwen2" adds biases, "qwen3" norms of heads */
+    uint32_t window;   /* 0: none */
+    uint32_t head_dim; /* 0: n_embd / n_heads */
 };
 
 /* seed 1, "mix", 2 layers, 256 wide, 512 inside, 4 heads, 2 KV heads, context 2048, tied. */

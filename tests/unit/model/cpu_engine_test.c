@@ -25,9 +25,8 @@ static void instruction_sets_chunks_and_teams_give_the_same_bits(void **state)
         {TD_ISA_PORTABLE, 3, 64}, {TD_ISA_AVX2, 1, 300},  {TD_ISA_AVX2, 2, 17},
         {TD_ISA_AVX512, 1, 1},    {TD_ISA_AVX512, 3, 29}, {TD_ISA_AVX512, 2, 256},
     };
-    static const char *const types[] = {"mix", "q4_1"};
-    for (size_t t = 0; t < TD_COUNT(types); t++) {
-        struct eu_model m = eu_model_open(types[t]);
+    for (uint32_t t = 0; t <= EU_ARCHS; t++) {
+        struct eu_model m = t < EU_ARCHS ? eu_model_arch(t) : eu_model_open("q4_1");
         int32_t tokens[LONG];
         eu_tokens(&m, 5, tokens, LONG);
         struct td_engine *ref = eu_engine(&m, "int8", TD_ISA_AUTO, 1);
@@ -107,11 +106,10 @@ static void int8_logits_equal_the_oracle_with_the_same_rounding(void **state)
 
 /* Sequences with different prompts and settings, each alone; then all of them together, joining and
  * leaving, in other blocks, prefilled by other chunks. */
-static void a_sequence_in_a_batch_gives_the_ids_it_gives_alone(void **state)
+static void compare_batch(struct eu_model m)
 {
     enum { SEQS = 4, GEN = 12 };
     static const uint32_t lens[SEQS] = {5, 40, 270, 16};
-    struct eu_model m = eu_model_open("mix");
     struct td_engine *e = eu_engine(&m, "int8", TD_ISA_AUTO, 2);
     int32_t prompts[SEQS][LONG], alone[SEQS][GEN];
     struct eu_seq s[SEQS];
@@ -157,6 +155,49 @@ static void a_sequence_in_a_batch_gives_the_ids_it_gives_alone(void **state)
     }
     for (uint32_t i = 0; i < SEQS; i++) {
         assert_int_equal(made[i], GEN);
+    }
+    e->ops->destroy(e);
+    eu_model_close(&m);
+}
+
+static void a_sequence_in_a_batch_gives_the_ids_it_gives_alone(void **state)
+{
+    for (uint32_t i = 0; i < EU_ARCHS; i++) {
+        compare_batch(eu_model_arch(i));
+    }
+}
+
+/* More decode rows than are split by chunk take the other way through attention. */
+static void many_windowed_rows_give_the_ids_of_one(void **state)
+{
+    enum { SEQS = 12, GEN = 8, LEN = 90 };
+    struct eu_model m = eu_model_arch(1);
+    struct td_cpu_engine_params p = eu_params("int8", TD_ISA_AUTO, 2);
+    struct td_engine *e = NULL;
+    int32_t prompt[LEN], want[GEN];
+    struct eu_seq s[SEQS];
+    p.max_rows = p.max_slots = SEQS;
+    assert_int_equal(td_cpu_engine_create(m.m, &p, &e), TD_OK);
+    eu_tokens(&m, 9, prompt, LEN);
+    for (uint32_t i = 0; i < SEQS; i++) {
+        int32_t first = 0;
+        eu_set(e, i, eu_sampling(0, 1));
+        s[i] = eu_seq_new(i, i * 8, 1);
+        eu_generate(e, &s[i], prompt, LEN, 31 + i, i == 0 ? want : &first, i == 0 ? GEN : 1);
+        assert_true(i == 0 || first == want[0]);
+    }
+    eu_set(e, 0, eu_sampling(0, 1));
+    s[0] = eu_seq_new(0, 0, 1);
+    eu_generate(e, &s[0], prompt, LEN, LEN, want, 1);
+    for (uint32_t g = 1; g < GEN; g++) {
+        struct td_row rows[SEQS];
+        for (uint32_t i = 0; i < SEQS; i++) {
+            rows[i] = eu_row(&s[i], NULL, 1, true);
+        }
+        struct td_step_result r = eu_step(e, rows, SEQS);
+        for (uint32_t i = 0; i < SEQS; i++) {
+            assert_int_equal(r.rows[i].ids[0], want[g]);
+        }
     }
     e->ops->destroy(e);
     eu_model_close(&m);
@@ -532,6 +573,7 @@ int main(void)
         cmocka_unit_test(float32_logits_equal_the_independent_oracle),
         cmocka_unit_test(int8_logits_equal_the_oracle_with_the_same_rounding),
         cmocka_unit_test(a_sequence_in_a_batch_gives_the_ids_it_gives_alone),
+        cmocka_unit_test(many_windowed_rows_give_the_ids_of_one),
         cmocka_unit_test(two_steps_in_flight_give_the_ids_of_one),
         cmocka_unit_test(a_third_step_waits_for_a_poll),
         cmocka_unit_test(copied_slices_continue_on_another_engine),

@@ -23,15 +23,37 @@ struct eu_model {
     struct td_model *m;
 };
 
+static inline struct eu_model eu_model_make(const struct td_tiny_params *p)
+{
+    struct eu_model out;
+
+    make_tiny(p, &out.file);
+    assert_int_equal(td_model_open_memory(out.file.data, out.file.len, p->type, &out.m), TD_OK);
+    return out;
+}
+
 static inline struct eu_model eu_model_open(const char *type)
 {
     struct td_tiny_params p = td_tiny_defaults();
-    struct eu_model out;
 
     p.type = type;
-    make_tiny(&p, &out.file);
-    assert_int_equal(td_model_open_memory(out.file.data, out.file.len, type, &out.m), TD_OK);
-    return out;
+    return eu_model_make(&p);
+}
+
+/* llama, llama with a window, qwen2, qwen3: i < EU_ARCHS. */
+#define EU_ARCHS 4
+static inline struct eu_model eu_model_arch(uint32_t i)
+{
+    static const struct {
+        const char *arch;
+        uint32_t window, head_dim;
+    } archs[EU_ARCHS] = {{NULL, 0, 0}, {"llama", 50, 0}, {"qwen2", 0, 0}, {"qwen3", 0, 128}};
+    struct td_tiny_params p = td_tiny_defaults();
+
+    p.arch = archs[i].arch;
+    p.window = archs[i].window;
+    p.head_dim = archs[i].head_dim;
+    return eu_model_make(&p);
 }
 
 static inline void eu_model_close(struct eu_model *m)

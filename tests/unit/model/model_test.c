@@ -54,6 +54,34 @@ static void a_tiny_model_of_each_type_opens(void **state)
     }
 }
 
+static void each_architecture_brings_its_own_vectors(void **state)
+{
+    static const char *const names[] = {"llama", "qwen2", "qwen3"};
+    static const enum td_arch archs[] = {TD_ARCH_LLAMA, TD_ARCH_QWEN2, TD_ARCH_QWEN3};
+
+    for (size_t i = 0; i < TD_COUNT(names); i++) {
+        struct td_tiny_params p = td_tiny_defaults();
+        struct td_model *m = NULL;
+        struct td_buf file;
+
+        p.arch = names[i];
+        p.head_dim = 128;
+        make_tiny(&p, &file);
+        assert_int_equal(td_model_open_memory(file.data, file.len, names[i], &m), TD_OK);
+        assert_int_equal(m->hp.arch, archs[i]);
+        assert_int_equal(m->hp.rope_style, i == 0 ? TD_ROPE_PAIRS : TD_ROPE_HALVES);
+        assert_int_equal(m->hp.head_dim, 128);
+        assert_int_equal(m->layers[1].wo.cols, 512);
+        assert_int_equal(m->layers[1].q_bias.cols, i == 1 ? 512 : 0);
+        assert_int_equal(m->layers[1].v_bias.cols, i == 1 ? 256 : 0);
+        assert_int_equal(m->layers[1].q_norm.cols, i == 2 ? 128 : 0);
+        assert_true((m->layers[1].k_norm.data != NULL) == (i == 2));
+        assert_true(m->hp.mixed_dtypes);
+        (void)td_model_close(m);
+        td_buf_fini(&file);
+    }
+}
+
 /* ---- refusals ---- */
 
 static void extra_bias(struct td_gguf_build *b)
@@ -71,6 +99,28 @@ static void experts(struct td_gguf_build *b)
 static void window(struct td_gguf_build *b)
 {
     td_gguf_build_u32(b, "llama.attention.sliding_window", 32);
+}
+
+static void window_of_the_context(struct td_gguf_build *b)
+{
+    td_gguf_build_u32(b, "llama.attention.sliding_window", 64);
+}
+
+static void a_window_counts_when_the_context_is_longer(void **state)
+{
+    struct td_buf file;
+    struct td_model *m = NULL;
+
+    small_model(&(struct change){.extra = window}, &file);
+    assert_int_equal(td_model_open_memory(file.data, file.len, "small", &m), TD_OK);
+    assert_int_equal(m->hp.window, 32);
+    m = td_model_close(m);
+    td_buf_fini(&file);
+    small_model(&(struct change){.extra = window_of_the_context}, &file);
+    assert_int_equal(td_model_open_memory(file.data, file.len, "small", &m), TD_OK);
+    assert_int_equal(m->hp.window, 0);
+    (void)td_model_close(m);
+    td_buf_fini(&file);
 }
 
 static void value_length(struct td_gguf_build *b)
@@ -156,7 +206,9 @@ static const struct {
      {.f32_key = "llama.attention.layer_norm_rms_epsilon", .f32 = NAN}},
     {"freq_base is not in", TD_ERR_FILE_FORMAT, {.f32_key = "llama.rope.freq_base", .f32 = 0.5f}},
     {"mixtures of experts", TD_ERR_FILE_UNSUPPORTED, {.extra = experts}},
-    {"sliding-window", TD_ERR_FILE_UNSUPPORTED, {.extra = window}},
+    {"architecture mistral", /* such files say llama */
+     TD_ERR_FILE_UNSUPPORTED,
+     {.str_key = "general.architecture", .str = "mistral"}},
     {"values of 16", TD_ERR_FILE_UNSUPPORTED, {.extra = value_length}},
     {"key_length is 1073741824", TD_ERR_FILE_FORMAT, {.extra = key_length_huge}},
     {"rope scaling yarn", TD_ERR_FILE_UNSUPPORTED, {.extra = yarn}},
@@ -350,6 +402,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_small_model_opens_with_its_numbers),
         cmocka_unit_test(a_tiny_model_of_each_type_opens),
+        cmocka_unit_test(each_architecture_brings_its_own_vectors),
+        cmocka_unit_test(a_window_counts_when_the_context_is_longer),
         cmocka_unit_test(files_that_do_not_fit_are_refused_with_one_logged_reason),
         cmocka_unit_test(a_missing_file_is_refused_with_its_path),
         cmocka_unit_test(rotary_scaling_divides_the_frequencies),

@@ -6,8 +6,8 @@
 
 #include "common/base/log.h"
 #include "common/base/mem.h"
+#include "common/model/tiny_vocab.h"
 #include "tests/tiny/tiny_gguf.h"
-#include "tests/tiny/tiny_vocab.h"
 #include "tests/unit/check.h"
 
 static char path[64], template_path[64];

@@ -37,6 +37,8 @@ static inline td_err test_vocab_from_data(const struct td_model_tokenizer *d,
         .pad = d->pad,
         .unk = d->unk,
         .add_bos = d->add_bos,
+        .ignore_merges = d->ignore_merges,
+        .nfc = d->nfc,
         .add_space_prefix = d->add_space_prefix,
     };
     const td_err e = td_text_vocab_create(&src, out_vocab);

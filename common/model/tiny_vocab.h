@@ -4,8 +4,8 @@
  *
  * Owner: its test. Thread: any after creation. Failure: TD_ERR_NO_MEMORY.
  */
-#ifndef TD_TESTS_TINY_VOCAB_H
-#define TD_TESTS_TINY_VOCAB_H
+#ifndef TD_MODEL_TINY_VOCAB_H
+#define TD_MODEL_TINY_VOCAB_H
 
 #include "common/base/err.h"
 #include "common/model/gguf.h"

@@ -1,4 +1,4 @@
-#include "tests/tiny/tiny_vocab.h"
+#include "common/model/tiny_vocab.h"
 
 #include <stdio.h>
 #include <string.h>
