@@ -27,7 +27,7 @@ static const char *const numerics_names[] = {"int8", "f32"};
 static const char *const isa_names[] = {"auto", "portable", "avx2", "avx512", "amx"};
 
 static const struct td_opt opts[] = {
-    CTL_OPT("model", STRING, "", "path", 0, 0, NULL, "GGUF file to run", model),
+    CTL_OPT("model", STRING, "", "path", 0, 0, NULL, "GGUF file or Hugging Face directory", model),
     CTL_OPT("threads", INT, "0", "", 0, 256, NULL, "compute threads; 0: one for each core",
             threads),
     CTL_OPT("reps", INT, "5", "", 1, TD_BENCH_MAX_REPS, NULL, "samples of each case", reps),
@@ -176,7 +176,7 @@ enum ctl_exit ctl_bench_engine(const void *options, char *const *args)
     char why[320];
     (void)args;
     if (o->model[0] == 0) {
-        ctl_say("bench engine needs --model FILE");
+        ctl_say("bench engine needs --model PATH");
         return CTL_USAGE;
     }
     long cores = sysconf(_SC_NPROCESSORS_ONLN);

@@ -8,6 +8,7 @@
 #include "ctl/drain.h"
 #include "ctl/explain.h"
 #include "ctl/get.h"
+#include "ctl/make_model.h"
 #include "ctl/version.h"
 
 static const struct ctl_command commands[] = {
@@ -19,6 +20,7 @@ static const struct ctl_command commands[] = {
     {"explain", "REQUEST", 1, &ctl_explain_program, ctl_explain},
     {"doctor", "", 0, &ctl_doctor_program, ctl_doctor},
     {"bench engine", "", 0, &ctl_bench_engine_program, ctl_bench_engine},
+    {"make-model", "OUT", 1, &ctl_make_model_program, ctl_make_model},
     {"version", "", 0, &ctl_version_program, ctl_version},
 };
 

@@ -32,8 +32,8 @@ struct options {
     }
 
 static const struct td_opt opts[] = {
-    OPT("model", STRING, "", "path", 0, 0, NULL, BOOT, "GGUF file; only its metadata is read here",
-        model),
+    OPT("model", STRING, "", "path", 0, 0, NULL, BOOT,
+        "GGUF file or Hugging Face directory; only metadata is read here", model),
     OPT("served-model-name", LIST, "", "", 0, 0, NULL, BOOT,
         "names clients may ask for; the first is the default", served_names),
     OPT("chat-template", STRING, "", "path", 0, 0, NULL, BOOT,

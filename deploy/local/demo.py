@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """The main job on one machine: router, prefill node and decode node answer a question; `up` leaves them running.
 
-Usage: demo.py --build DIR --model FILE [--question TEXT]
-       demo.py --build DIR --model FILE --up [--prefill N] [--decode M] [--port PORT]
+Usage: demo.py --build DIR --model PATH [--question TEXT]
+       demo.py --build DIR --model PATH --up [--prefill N] [--decode M] [--port PORT]
 """
 import argparse
 import os
@@ -67,16 +67,23 @@ def demo(args):
     say("stopped cleanly")
 
 
+def served_name(path):
+    """The name that clients use: of the directory, or of the file without what follows the first dot."""
+    name = os.path.basename(os.path.realpath(path)).lower()
+    return name if os.path.isdir(path) else name.split(".")[0]
+
+
 def up(args):
+    name = served_name(args.model)
     say(f"starting a router, {args.prefill} prefill and {args.decode} decode nodes on loopback")
-    cluster = Cluster(args.build, args.model, "smollm2-135m-instruct", args.prefill, args.decode,
+    cluster = Cluster(args.build, args.model, name, args.prefill, args.decode,
                       ports={"http": args.port, "admin": args.port + 1 if args.port else 0})
     with cluster:
         print(f"""
 ready: {cluster.url()}   admin: http://127.0.0.1:{cluster.router.port('admin')}   logs: {cluster.folder}
 
 curl -N {cluster.url()}/v1/chat/completions -H 'Content-Type: application/json' \\
-  -d '{{"model":"smollm2-135m-instruct","stream":true,"messages":[{{"role":"user","content":"{QUESTION}"}}]}}'
+  -d '{{"model":"{name}","stream":true,"messages":[{{"role":"user","content":"{QUESTION}"}}]}}'
 
 Ctrl-C stops everything.""", flush=True)
         try:

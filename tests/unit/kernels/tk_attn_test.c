@@ -10,7 +10,7 @@ struct chunk {
     float *q;
     uint16_t limit[TK_MAX_QUERIES], first[TK_MAX_QUERIES];
     bool window; /* `first` counts, and NaN stands before the least of them */
-    void *kv; /* [16 blocks][k, v][dim * 16] */
+    void *kv;    /* [16 blocks][k, v][dim * 16] */
 };
 
 static size_t elem(const struct chunk *c)
