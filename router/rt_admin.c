@@ -264,6 +264,20 @@ void rt__admin_live(struct rt_call *c)
     td_buf_fini(&b);
 }
 
+void rt__admin_page(struct rt_call *c)
+{
+    size_t len = 0;
+    const void *html = rt_page_html(c->s->page, &len);
+    const struct td_http_header h[] = {
+        {"x-request-id", c->id},
+        {"content-security-policy", rt_page_policy(c->s->page)},
+        {"x-content-type-options", "nosniff"},
+        {"referrer-policy", "no-referrer"},
+        {"cache-control", "no-cache"},
+    };
+    td_http_respond(c->x, 200, h, TD_COUNT(h), "text/html; charset=utf-8", html, len);
+}
+
 /* ---- what changes something ---- */
 
 /* From our own page or from no page at all. */

@@ -205,6 +205,8 @@ static const struct route {
     {"GET", "/requests", ADMIN, true, rt__admin_requests},
     {"GET", "/debug/request/", ADMIN, true, rt__admin_request},
     {"GET", "/live", ADMIN, true, rt__admin_live},
+    {"GET", "/", ADMIN, true, rt__admin_page},
+    {"GET", "/ui", ADMIN, true, rt__admin_page},
     {"POST", "/drain", ADMIN, true, rt__admin_drain},
 };
 

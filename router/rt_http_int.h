@@ -27,6 +27,7 @@ void rt__admin_nodes(struct rt_call *c);
 void rt__admin_requests(struct rt_call *c);
 void rt__admin_request(struct rt_call *c);
 void rt__admin_live(struct rt_call *c);
+void rt__admin_page(struct rt_call *c);
 void rt__admin_drain(struct rt_call *c);
 
 #endif

@@ -340,6 +340,7 @@ static td_err make_all(struct rt_shell *s)
     TD_TRY(td_timer_create(s->p.loop, "rt-core", on_core_timer, s, &s->core_timer));
     TD_TRY(td_timer_create(s->p.loop, "rt-sweep", on_sweep, s, &s->sweep_timer));
     TD_TRY(rt_metrics_create(s, &s->metrics));
+    TD_TRY(rt_page_create(&s->page));
     TD_TRY(make_links(s));
     TD_TRY(make_http(s));
     TD_TRY(rt__grpc_create(s, &s->grpc));
@@ -405,6 +406,7 @@ struct rt_shell *rt_shell_destroy(struct rt_shell *s)
     rt_metrics_destroy(s->metrics);
     rt_history_destroy(s->history);
     rt_live_destroy(s->live);
+    rt_page_destroy(s->page);
     rt_core_destroy(s->core);
     rt_actions_fini(&s->acts);
     td_arena_destroy(s->arena);

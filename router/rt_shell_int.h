@@ -16,6 +16,7 @@
 #include "router/rt_live.h"
 #include "router/rt_metrics.h"
 #include "router/rt_model.h"
+#include "router/rt_page.h"
 #include "router/rt_shell.h"
 #include "router/rt_worker.h"
 
@@ -45,6 +46,7 @@ struct rt_shell {
     struct rt_metrics *metrics;
     struct rt_history *history;
     struct rt_live *live;
+    struct rt_page *page;
     struct rt_client *clients; /* all of them, linked */
     uint32_t n_clients;
     bool stepping, draining;

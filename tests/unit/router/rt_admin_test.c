@@ -118,6 +118,25 @@ static void the_live_figures_show_nodes_recent_times_and_samples(void **state)
     json_decref(j);
 }
 
+static void the_live_page_is_served_under_its_policy(void **state)
+{
+    struct rig *r = *state;
+    static const char *const paths[] = {"/", "/ui"};
+    rig_start(r);
+    for (size_t i = 0; i < TD_COUNT(paths); i++) {
+        struct rig_client c = {0};
+        assert_int_equal(rig_get(r, rt_shell_admin_port(r->shell), paths[i], &c), 200);
+        assert_non_null(strstr(c.got, "Content-Type: text/html; charset=utf-8\r\n"));
+        assert_non_null(strstr(c.got, "content-security-policy: default-src 'none'; script-src"));
+        assert_non_null(strstr(c.got, "x-content-type-options: nosniff\r\n"));
+        assert_non_null(strstr(c.got, "</html>"));
+        rig_hang_up(&c);
+    }
+    struct rig_client c = {0};
+    assert_int_equal(rig_get(r, rt_shell_port(r->shell), "/", &c), 404); /* not public */
+    rig_hang_up(&c);
+}
+
 static int post(struct rig *r, const char *body, const char *head, struct rig_client *c)
 {
     char text[1024];
@@ -200,6 +219,7 @@ int main(void)
         T(a_running_request_is_explained_too),
         T(the_list_of_requests_has_a_limit),
         T(the_live_figures_show_nodes_recent_times_and_samples),
+        T(the_live_page_is_served_under_its_policy),
         T(a_drain_takes_the_node_out_and_back),
         T(what_may_not_or_cannot_drain_is_refused),
     };
