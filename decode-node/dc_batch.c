@@ -29,8 +29,8 @@ static void join(struct dc_core *c, struct dc_seq *s)
     nd_work_drop_prompt(c->r.works, &s->w);
     dc_set_state(c, s, DC_RUNNING);
     td_batch_join_decode(&c->r.batch, &s->batch);
-    TD_LOG(INFO, "dc_batch", "req=%s attempt=%u context_tok=%u rows=%u", s->w.req, s->w.id.attempt,
-           s->len, c->r.batch.decode.n);
+    TD_LOG(INFO, "dc_batch", "req=%s trace=%.32s attempt=%u context_tok=%u rows=%u", s->w.req,
+           nd_work_trace(&s->w), s->w.id.attempt, s->len, c->r.batch.decode.n);
 }
 
 /* Lower key, or the same and earlier: same order as every other line. */
@@ -196,8 +196,8 @@ static void start_stream(struct dc_core *c, struct dc_seq *s)
     dc_move_blocks(c, s, TD_BLK_RUNNING);
     if (s->finish == TD_FINISH_NONE) {
         td_batch_join_decode(&c->r.batch, &s->batch);
-        TD_LOG(INFO, "dc_batch", "req=%s attempt=%u context_tok=%u rows=%u", s->w.req,
-               s->w.id.attempt, s->len, c->r.batch.decode.n);
+        TD_LOG(INFO, "dc_batch", "req=%s trace=%.32s attempt=%u context_tok=%u rows=%u", s->w.req,
+               nd_work_trace(&s->w), s->w.id.attempt, s->len, c->r.batch.decode.n);
     }
 }
 

@@ -171,8 +171,9 @@ void pf_on_prefill(struct pf_core *c, const struct td_wire_prefill *m, td_err de
     pf_set_state(c, s, PF_QUEUED);
     TD_INSIST(td_queue_push(c->r.queue, &s->line, w->priority, c->r.now, w->budget_us) == TD_OK);
     c->r.queued_tok += w->n_prompt;
-    TD_LOG(INFO, "pf_queue", "req=%s attempt=%u prompt_tok=%u budget_ms=%u waiting=%zu", w->req,
-           w->id.attempt, w->n_prompt, m->r.budget_ms, td_queue_count(c->r.queue));
+    TD_LOG(INFO, "pf_queue", "req=%s trace=%.32s attempt=%u prompt_tok=%u budget_ms=%u waiting=%zu",
+           w->req, nd_work_trace(w), w->id.attempt, w->n_prompt, m->r.budget_ms,
+           td_queue_count(c->r.queue));
     pf_stash_take(c, s);
 }
 

@@ -21,6 +21,8 @@ struct options {
     struct td_str_list served_names, nodes;
     int64_t port, admin_port, grpc_port, max_model_len, max_requests, queue_size, queue_bytes,
         node_queue, max_body, planned_prefill, planned_decode;
+    char *otlp_endpoint;
+    double trace_ratio;
     double budget_s, pair_wait_s, ping_s, drain_s, time_scale;
     int policy, log_level, log_format;
     bool resume, strict_pairs, grpc;
@@ -90,6 +92,14 @@ static const struct td_opt opts[] = {
         resume),
     OPT("strict-pairs", BOOL, "true", "", 0, 0, NULL, BOOT,
         "refuse a node whose KV layout or numerics differ from the first one's", strict_pairs),
+    OPT("otlp-endpoint", STRING, "", "url", 0, 0, NULL, BOOT,
+        "OpenTelemetry collector (OTLP over HTTP, JSON), http://host:4318; empty: by "
+        "OTEL_EXPORTER_OTLP_ENDPOINT, else no traces",
+        otlp_endpoint),
+    OPT("trace-sample-ratio", DOUBLE, "-1", "", -1, 1, NULL, BOOT,
+        "share of requests traced, unless the caller has decided; -1: by OTEL_TRACES_SAMPLER, "
+        "else all",
+        trace_ratio),
     OPT("log-level", ENUM, "info", "", 0, 0, "error|warn|info|debug|trace", BOOT,
         "lines above this level are skipped", log_level),
     OPT("log-format", ENUM, "logfmt", "", 0, 0, "logfmt|json", BOOT, "of log lines", log_format),
@@ -107,6 +117,8 @@ static const struct td_program program = {.name = "tandem-router",
 struct app {
     struct options o;
     struct td_loop *loop;
+    struct td_otlp_setting trace;
+    struct td_otlp *otlp; /* NULL: no traces */
     struct rt_shell *shell;
     struct td_drain *drain;
 };
@@ -159,6 +171,16 @@ static td_err write_ports(const struct app *a)
     return TD_OK;
 }
 
+static td_err make_otlp(struct app *a)
+{
+    TD_TRY(td_otlp_setting(a->o.otlp_endpoint, a->o.trace_ratio, "tandem-router", &a->trace));
+    struct td_otlp_params p = {.url = a->trace.url,
+                               .service = a->trace.service,
+                               .instance = a->o.name,
+                               .version = TD_VERSION};
+    return a->trace.url[0] != 0 ? td_otlp_create(&p, &a->otlp) : TD_OK;
+}
+
 static td_err make_shell(struct app *a, const struct td_link_key *keys, uint32_t n_keys)
 {
     const struct options *o = &a->o;
@@ -196,6 +218,9 @@ static td_err make_shell(struct app *a, const struct td_link_key *keys, uint32_t
         .planned_prefill = (uint32_t)o->planned_prefill,
         .planned_decode = (uint32_t)o->planned_decode,
         .resume = o->resume,
+        .otlp = a->otlp,
+        .trace_ratio = a->trace.ratio,
+        .trace_ratio_always = a->trace.ratio_always,
         .strict_pairs = o->strict_pairs,
     };
     return rt_shell_create(&p, &a->shell);
@@ -212,6 +237,7 @@ static td_err run(struct app *a)
     }
     TD_TRY(td_link_keys_load(a->o.cluster_key_file, keys, &n_keys));
     TD_TRY(td_loop_create(&a->loop));
+    TD_TRY(make_otlp(a));
     TD_TRY(make_shell(a, keys, n_keys));
     TD_TRY(td_drain_create(a->loop, a->o.name, (int64_t)(a->o.drain_s * 1e6), &drain_ops, a,
                            &a->drain));
@@ -235,6 +261,7 @@ int main(int argc, char **argv)
     td_thread_enter(&td_loop, "rt-loop");
     td_err err = run(&a);
     rt_shell_destroy(a.shell);
+    td_otlp_destroy(a.otlp);
     td_drain_destroy(a.drain);
     td_loop_destroy(a.loop);
     td_config_fini(&program, &a.o);

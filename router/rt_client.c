@@ -24,6 +24,7 @@
 #include "proto/api.h"
 #include "router/rt_reply.h"
 #include "router/rt_shell_int.h"
+#include "router/rt_trace.h"
 
 #define CHOICE_TEXT_MAX (32u << 20)
 #define EVENT_MAX       (8u << 20)
@@ -53,7 +54,8 @@ struct rt_client {
     bool grpc;          /* x is a call */
     bool chat, at_worker, streaming, starting, failed;
     uint32_t hold; /* frames below us still use the object */
-    char request_id[TD_WIRE_MAX_NAME], id[TD_WIRE_MAX_NAME + 16], traceparent[64];
+    char request_id[TD_WIRE_MAX_NAME], id[TD_WIRE_MAX_NAME + 16], path[64];
+    struct rt_trace trace;
     int64_t created_s, started_us, written_us;
     int64_t ended_us; /* the answer was complete, or the client gone */
     int status;       /* of the answer; 499: gone */
@@ -100,6 +102,32 @@ static const char *model_label(const struct rt_client *c)
     return rt_model_serves(c->shell->model, asked) ? asked : "unknown";
 }
 
+static void report_trace(const struct rt_client *c, const struct rt_metrics_done *d)
+{
+    const char *finish[RT_API_MAX_PROMPTS * RT_API_MAX_CHOICES];
+    bool parsed = c->job != NULL && c->job->error.err == TD_OK;
+    for (uint32_t i = 0; i < c->n_choices; i++) {
+        finish[i] = rt_finish_name(c->choices[i].finish);
+    }
+    struct rt_trace_request t = {.chat = c->chat,
+                                 .model = d->model,
+                                 .path = c->path,
+                                 .response_id = c->id,
+                                 .request_id = c->request_id,
+                                 .api = parsed ? &c->job->api : NULL,
+                                 .sampling = parsed ? &c->job->sampling[0] : NULL,
+                                 .start_us = c->started_us,
+                                 .end_us = c->ended_us,
+                                 .ttft_us = (int64_t)(d->ttft_s * 1e6),
+                                 .status = c->status,
+                                 .err = c->err,
+                                 .finish = finish,
+                                 .n_choices = c->n_choices,
+                                 .input_tokens = d->n_prompt,
+                                 .output_tokens = d->n_output};
+    rt_trace_end(&c->shell->p, rt_shell_port(c->shell), &c->trace, &t);
+}
+
 /* The whole request's figures, when nothing about it can change any more. */
 static void report(const struct rt_client *c)
 {
@@ -117,6 +145,7 @@ static void report(const struct rt_client *c)
         d.tpot_s = (double)(ch->last_us - ch->first_us) * 1e-6 / (ch->n_output - 1);
     }
     rt_metrics_request(c->shell->metrics, &d);
+    report_trace(c, &d);
 }
 
 static void free_if_over(struct rt_client *c)
@@ -507,6 +536,7 @@ void rt__client_end(const struct rt_action *a)
     c->hold++;
     c->usage.cached_tokens += a->stages.cached_tokens;
     remember(c, ch, a);
+    rt_trace_choice(c->shell->p.otlp, &c->trace, c->shell->core, a->decision, ch->index);
     if (a->err != TD_OK) {
         ch->finish = a->finish;
         fail(c, a->err, a->text, NULL);
@@ -587,7 +617,7 @@ static void submit_choice(struct rt_client *c, uint32_t i)
                             .priority = rt_keys_open(c->shell->keys) ? api->priority : priority,
                             .budget_us = budget_of(c),
                             .tenant = c->key->tenant,
-                            .traceparent = c->traceparent,
+                            .traceparent = c->trace.traceparent,
                             .request_id = c->request_id,
                             .user = ch};
     sub.sampling.choice = i % api->n_choices;
@@ -629,16 +659,6 @@ static bool clean_id(const char *id)
     size_t n = id != NULL ? strlen(id) : 0;
     return n > 0 && n < 100 &&
            strspn(id, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:/") == n;
-}
-
-/* W3C trace context, version 00: what is not exactly that is dropped, as the standard asks. */
-static bool valid_traceparent(const char *t)
-{
-    static const char zeros[] = "00000000000000000000000000000000";
-    static const char hex[] = "0123456789abcdef";
-    return strlen(t) == 55 && strncmp(t, "00-", 3) == 0 && strspn(t + 3, hex) == 32 &&
-           t[35] == '-' && strspn(t + 36, hex) == 16 && t[52] == '-' && strspn(t + 53, hex) == 2 &&
-           strncmp(t + 3, zeros, 32) != 0 && strncmp(t + 36, zeros, 16) != 0;
 }
 
 static void set_id(struct rt_client *c, const char *id)
@@ -684,10 +704,8 @@ void rt__request_id(struct rt_shell *s, const struct td_http_request *r, char ou
 
 static void note_trace(struct rt_client *c, const struct td_http_request *r)
 {
-    const char *trace = td_http_header_get(r, "traceparent");
-    if (trace != NULL && valid_traceparent(trace)) {
-        (void)snprintf(c->traceparent, sizeof c->traceparent, "%s", trace);
-    }
+    rt_trace_begin(&c->shell->p, r, &c->trace);
+    (void)snprintf(c->path, sizeof c->path, "%.63s", r->path);
 }
 
 td_err rt__client_admit(struct rt_shell *s, struct rt_key *key, double *out_retry_s)
@@ -755,8 +773,9 @@ void rt__client_start(struct rt_shell *s, struct td_http_exchange *x, bool chat,
     c->key = key;
     set_id(c, request_id);
     note_trace(c, r);
-    TD_LOG(INFO, "rt_http", "req=%s peer=%s path=%s bytes=%zu key=%s", c->request_id,
-           td_http_exchange_peer(x), r->path, r->body_len, key->id);
+    char trace[33];
+    TD_LOG(INFO, "rt_http", "req=%s trace=%s peer=%s path=%s bytes=%zu key=%s", c->request_id,
+           rt_trace_id(&c->trace, trace), td_http_exchange_peer(x), r->path, r->body_len, key->id);
     td_http_exchange_on_gone(x, on_gone, c);
     to_worker(c);
 }
@@ -778,8 +797,9 @@ void rt__client_start_call(struct rt_shell *s, struct td_grpc_call *call, struct
     (void)snprintf(c->request_id, sizeof c->request_id, "%s", td_grpc_call_request_id(call));
     (void)snprintf(c->id, sizeof c->id, "gen-%016" PRIx64 "-%" PRIu64, s->epoch, s->next_id++);
     note_trace(c, r);
-    TD_LOG(INFO, "rt_grpc", "req=%s id=%s peer=%s bytes=%zu key=%s", c->request_id, c->id,
-           td_grpc_call_peer(call), len, key->id);
+    char trace[33];
+    TD_LOG(INFO, "rt_grpc", "req=%s trace=%s id=%s peer=%s bytes=%zu key=%s", c->request_id,
+           rt_trace_id(&c->trace, trace), c->id, td_grpc_call_peer(call), len, key->id);
     td_grpc_call_on_gone(call, on_gone, c);
     to_worker(c);
 }

@@ -32,7 +32,10 @@ static td_err front_create(const struct td_front_params *f, void **out_front)
                                 .max_body = 16u << 20,
                                 .policy = RT_POLICY_PREDICT,
                                 .resume = true,
-                                .strict_pairs = true};
+                                .strict_pairs = true,
+                                .otlp = f->otlp,
+                                .trace_ratio = f->trace_ratio,
+                                .trace_ratio_always = f->trace_ratio_always};
     TD_TRY(rt_shell_create(&p, &shell));
     *out_front = shell;
     return TD_OK;

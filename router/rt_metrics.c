@@ -71,6 +71,7 @@ enum family {
     F_PLANNED,
     F_SCHEDULER_SECONDS,
     F_STALLS,
+    F_SPANS,
     F_GEN_DURATION,
     F_GEN_TTFT,
     F_GEN_TPOT,
@@ -147,6 +148,9 @@ static const struct td_metric_desc descs[FAMILIES] = {
                              scheduler_buckets, TD_COUNT(scheduler_buckets)},
     [F_STALLS] = {"tandem_router_loop_stalls_total", "Callbacks that held the loop too long.",
                   TD_COUNTER, NONE, NULL, 0},
+    [F_SPANS] = {"tandem_router_trace_spans_total",
+                 "Spans: sent, dropped for want of room, failed with their post.", TD_COUNTER,
+                 L1("outcome"), NULL, 0},
     [F_GEN_DURATION] = {"gen_ai_server_request_duration_seconds", "OpenTelemetry: whole requests.",
                         TD_HISTOGRAM, GEN_AI("error_type"), genai_duration_buckets,
                         TD_COUNT(genai_duration_buckets)},
@@ -240,6 +244,18 @@ static double scrape_nodes(struct rt_metrics *m, const struct rt_nodes *ns, enum
     return mean(&full);
 }
 
+static void scrape_spans(struct rt_metrics *m)
+{
+    struct td_otlp_stats s;
+    if (m->shell->p.otlp == NULL) {
+        return;
+    }
+    td_otlp_stats(m->shell->p.otlp, &s);
+    td_metric_set(labelled(m, F_SPANS, "sent"), (double)s.sent);
+    td_metric_set(labelled(m, F_SPANS, "dropped"), (double)s.dropped);
+    td_metric_set(labelled(m, F_SPANS, "failed"), (double)s.failed);
+}
+
 static void scrape_all_nodes(struct rt_metrics *m)
 {
     const struct rt_nodes *ns = rt_core_nodes(m->shell->core);
@@ -262,6 +278,7 @@ static void on_scrape(void *arg)
     set(m, F_QUEUED, rt_core_count(s->core, RT_QUEUED));
     set(m, F_QUEUED_BYTES, (double)rt_core_queued_bytes(s->core));
     scrape_all_nodes(m);
+    scrape_spans(m);
     set(m, F_STALLS, (double)td_loop_stalls(s->p.loop));
     td_http_server_stats(s->http, &http);
     set(m, F_CONNECTIONS, http.open);

@@ -16,6 +16,7 @@
 #include "common/base/metrics.h"
 #include "common/io/link_session.h"
 #include "common/io/loop.h"
+#include "common/io/otlp.h"
 #include "router/rt_place.h"
 
 struct rt_shell_params {
@@ -44,6 +45,9 @@ struct rt_shell_params {
     uint32_t planned_prefill,
         planned_decode; /* nodes there should be, for the figures; 0: not told */
     bool resume;
+    struct td_otlp *otlp;    /* borrowed; NULL: no traces */
+    double trace_ratio;      /* of traces that begin here */
+    bool trace_ratio_always; /* of all others too */
     bool strict_pairs; /* refuse nodes whose KV layout or numerics differ from the first one's */
 };
 

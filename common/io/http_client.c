@@ -209,6 +209,20 @@ static td_err run(struct call *c, const char *url, int64_t timeout_us)
     return c->finished ? c->err : fail(c, TD_ERR_BUDGET, "no answer in time");
 }
 
+td_err td_http_client_check(const char *url, char *err_text, size_t err_cap)
+{
+    struct call *c = td_zalloc(1, sizeof *c);
+    td_err err = c != NULL ? parse(c, url) : TD_ERR_NO_MEMORY;
+    if (err != TD_OK) {
+        (void)snprintf(err_text, err_cap, "%s", c != NULL ? c->text : "out of memory");
+    }
+    if (c != NULL) {
+        call_fini(c);
+        free(c);
+    }
+    return err;
+}
+
 td_err td_http_client_get(const char *url, int64_t timeout_us, size_t max_body,
                           struct td_http_client_answer *out, char *err_text, size_t err_cap)
 {

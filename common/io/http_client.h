@@ -1,4 +1,4 @@
-/* http_client.h - one HTTP request to a tandem process's admin port, blocking: what tandemctl is built on.
+/* http_client.h - one HTTP request, blocking: what tandemctl and the span exporter are built on.
  *
  * What: GET a URL of plain HTTP, or POST a text to it, wait for the whole answer, give it back. Any status is an answer.
  * Not: a client for a loop thread (it blocks), no TLS, no redirects, no kept connections.
@@ -34,6 +34,8 @@ td_err td_http_client_get(const char *url, int64_t timeout_us, size_t max_body,
 td_err td_http_client_post(const char *url, const char *type, const char *text, int64_t timeout_us,
                            size_t max_body, struct td_http_client_answer *out, char *err_text,
                            size_t err_cap) TD_MUST_CHECK;
+/* Whether the URL is one that we speak: no request is made. */
+td_err td_http_client_check(const char *url, char *err_text, size_t err_cap) TD_MUST_CHECK;
 void td_http_client_answer_fini(struct td_http_client_answer *a);
 
 #endif

@@ -17,6 +17,7 @@
 #include "common/base/rng.h"
 #include "common/io/http_error.h"
 #include "common/node/node_int.h"
+#include "common/node/node_trace.h"
 
 #define ARENA_BYTES (256u << 20)
 
@@ -101,6 +102,9 @@ static void carry_out(struct td_node *n)
             nd_metrics_observe(n->metrics, a->metric, a->value);
         } else if (a->type == ND_DO_DONE) {
             nd_metrics_done(n->metrics, a->done);
+            if (n->p.otlp != NULL) {
+                nd_trace_done(n->p.otlp, n->p.model_name, a->done);
+            }
         }
     }
     if (n->acts.overflow) {

@@ -14,6 +14,7 @@
 #include "common/base/err.h"
 #include "common/io/link_session.h"
 #include "common/io/loop.h"
+#include "common/io/otlp.h"
 #include "common/model/engine.h"
 #include "common/model/model.h"
 #include "common/node/core.h"
@@ -36,8 +37,9 @@ struct td_node_params {
     bool kv_trust_network, kv_checksum;
     uint32_t max_seqs, max_queue, max_batched_tokens, chunk_tokens;
     double time_scale;
-    double model_load_s; /* what loading the model took, for the figures */
-    bool metrics_vllm;   /* also the names of interfaces.md 2.1 */
+    double model_load_s;  /* what loading the model took, for the figures */
+    struct td_otlp *otlp; /* NULL: no traces */
+    bool metrics_vllm;    /* also the names of interfaces.md 2.1 */
 };
 
 struct td_node;

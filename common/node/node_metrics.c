@@ -95,6 +95,18 @@ static void scrape_xfer(struct nd_metrics *m)
     set(m, F_XFER_STALE, (double)x.stale);
 }
 
+static void scrape_spans(struct nd_metrics *m)
+{
+    struct td_otlp_stats s;
+    if (m->node->p.otlp == NULL) {
+        return;
+    }
+    td_otlp_stats(m->node->p.otlp, &s);
+    td_metric_set(labelled(m, F_SPANS, "sent"), (double)s.sent);
+    td_metric_set(labelled(m, F_SPANS, "dropped"), (double)s.dropped);
+    td_metric_set(labelled(m, F_SPANS, "failed"), (double)s.failed);
+}
+
 static void scrape_transports(struct nd_metrics *m)
 {
     for (int i = 0; i < MAX_TRANSPORTS && m->transports[i].name != NULL; i++) {
@@ -134,6 +146,7 @@ static void on_scrape(void *arg)
     scrape_blocks(m, &s);
     scrape_xfer(m);
     scrape_transports(m);
+    scrape_spans(m);
     set(m, F_QUEUED_TOKENS, (double)s.queued_prompt_tok);
     set(m, F_INFLIGHT, m->node->p.role->work_count(m->node->core));
     set(m, F_UPTIME, (double)(td_now_us() - m->node->started_us) * 1e-6);

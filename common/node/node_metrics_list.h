@@ -46,6 +46,7 @@ enum nd_family {
     F_NOTIFY_FAILURES,
     F_EXPIRED,
     F_STALLS,
+    F_SPANS,
     V_RUNNING, /* from here on the names of vLLM, with the label engine */
     V_WAITING,
     V_KV_USAGE,

@@ -22,6 +22,8 @@ struct options {
     char *model, *name, *cluster_key_file, *listen, *admin_host, *kv_device, *kv_transports,
         *kv_port_range, *port_file;
     char *host, *front_admin_host, *api_key_file, *chat_template, *served_name, *numerics;
+    char *otlp_endpoint;
+    double trace_ratio;
     struct td_str_list served_names;
     int64_t admin_port, port, front_admin_port, max_model_len, max_seqs, max_queue, batched_tokens,
         chunk, blocks, threads;
@@ -106,6 +108,14 @@ static const struct td_opt opts[] = {
         "after SIGTERM, before running requests are cut", drain_s),
     OPT("metrics-compat", BOOL, "true", "", 0, 0, NULL, BOOT, "also serve the vllm:* metric names",
         vllm),
+    OPT("otlp-endpoint", STRING, "", "url", 0, 0, NULL, BOOT,
+        "OpenTelemetry collector (OTLP over HTTP, JSON), http://host:4318; empty: by "
+        "OTEL_EXPORTER_OTLP_ENDPOINT, else no traces",
+        otlp_endpoint),
+    OPT("trace-sample-ratio", DOUBLE, "-1", "", -1, 1, NULL, BOOT,
+        "--role both: share of requests traced, unless the caller has decided; -1: by "
+        "OTEL_TRACES_SAMPLER, else all",
+        trace_ratio),
     OPT("log-level", ENUM, "info", "", 0, 0, "error|warn|info|debug|trace", BOOT,
         "lines above this level are skipped", log_level),
     OPT("log-format", ENUM, "logfmt", "", 0, 0, "logfmt|json", BOOT, "of log lines", log_format),
@@ -124,6 +134,8 @@ struct app {
     struct td_engine *engine;
     double model_load_s;
     struct td_loop *loop;
+    struct td_otlp_setting trace;
+    struct td_otlp *otlp; /* NULL: no traces */
     struct td_node *node;
     void *front; /* --role both */
     struct td_drain *drain;
@@ -256,6 +268,16 @@ static const char *model_name(const struct app *a)
     return a->o.served_names.count > 0 ? a->o.served_names.items[0] : "default";
 }
 
+static td_err make_otlp(struct app *a)
+{
+    TD_TRY(td_otlp_setting(a->o.otlp_endpoint, a->o.trace_ratio, a->prog->name, &a->trace));
+    struct td_otlp_params p = {.url = a->trace.url,
+                               .service = a->trace.service,
+                               .instance = a->name,
+                               .version = TD_VERSION};
+    return a->trace.url[0] != 0 ? td_otlp_create(&p, &a->otlp) : TD_OK;
+}
+
 static td_err make_node(struct app *a)
 {
     struct td_node_params p = {
@@ -284,6 +306,7 @@ static td_err make_node(struct app *a)
         .chunk_tokens = (uint32_t)a->o.chunk,
         .time_scale = a->o.time_scale,
         .model_load_s = a->model_load_s,
+        .otlp = a->otlp,
         .metrics_vllm = a->o.vllm};
     return td_node_create(&p, &a->node);
 }
@@ -309,7 +332,10 @@ static td_err make_front(struct app *a)
                                 .keys = a->keys,
                                 .n_keys = a->n_keys,
                                 .time_scale = a->o.time_scale,
-                                .budget_s = a->o.budget_s};
+                                .budget_s = a->o.budget_s,
+                                .otlp = a->otlp,
+                                .trace_ratio = a->trace.ratio,
+                                .trace_ratio_always = a->trace.ratio_always};
     return a->role == TD_ROLE_BOTH ? a->prog->front->create(&p, &a->front) : TD_OK;
 }
 
@@ -342,6 +368,7 @@ static td_err run(struct app *a)
     TD_TRY(resolve_ports(a));
     TD_TRY(make_engine(a));
     TD_TRY(td_loop_create(&a->loop));
+    TD_TRY(make_otlp(a));
     TD_TRY(make_node(a));
     TD_TRY(make_front(a));
     TD_TRY(
@@ -374,6 +401,7 @@ int td_node_program_main(const struct td_node_program *prog, int argc, char **ar
         prog->front->destroy(a.front);
     }
     td_node_destroy(a.node);
+    td_otlp_destroy(a.otlp);
     td_drain_destroy(a.drain);
     td_loop_destroy(a.loop);
     if (a.engine != NULL) {

@@ -12,6 +12,7 @@
 #include "common/base/err.h"
 #include "common/io/link_session.h"
 #include "common/io/loop.h"
+#include "common/io/otlp.h"
 #include "common/node/core.h"
 
 struct td_front_params {
@@ -23,6 +24,9 @@ struct td_front_params {
     const struct td_link_key *keys;
     uint32_t n_keys;
     double time_scale, budget_s;
+    struct td_otlp *otlp; /* borrowed; NULL: no traces */
+    double trace_ratio;
+    bool trace_ratio_always;
 };
 
 struct td_front_ops {

@@ -150,6 +150,11 @@ static void keep_trace(struct nd_work *work, const char *traceparent)
     }
 }
 
+const char *nd_work_trace(const struct nd_work *work)
+{
+    return strlen(work->trace) >= 35 ? work->trace + 3 : "";
+}
+
 void nd_work_done(const struct nd_work *work, struct nd_done *out)
 {
     out->id = work->id;

@@ -88,6 +88,8 @@ int64_t nd_works_next_deadline(const struct nd_works *w);
 void nd_works_bury(struct nd_works *w, const struct td_work_id *id, enum nd_grave why);
 enum nd_grave nd_works_buried(const struct nd_works *w, const struct td_work_id *id);
 
+/* For log lines: the 32 digits of its trace, "" for none; print it with %.32s. */
+const char *nd_work_trace(const struct nd_work *work);
 /* What every role's last word says: names, times of the door, sizes. */
 void nd_work_done(const struct nd_work *work, struct nd_done *out);
 /* Prompt tokens [pos, pos + n) in the actions' arena; NULL when it is full. */

@@ -127,13 +127,13 @@ def tokens_of(port, prompt, **fields):
 class Stream:
     """A streaming answer, read event by event; close() leaves like a client that goes away."""
 
-    def __init__(self, port, path="/v1/chat/completions", **fields):
+    def __init__(self, port, path="/v1/chat/completions", headers=None, **fields):
         body = {"temperature": 0, "max_tokens": 8, "stream": True}
         if "chat" in path:
             body["messages"] = [{"role": "user", "content": fields.pop("text", "hello")}]
         body.update(fields)
         self.c = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-        self.c.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+        self.c.request("POST", path, json.dumps(body), {"Content-Type": "application/json", **(headers or {})})
         self.r = None
         self.done = False
 

@@ -178,6 +178,7 @@ def test_figures_equal_what_clients_saw():
 def test_a_crowd_and_a_plan_show():
     slow = ["--fault", "step.pause=delay:us=20000"]
     with cluster(1, 2, time_scale=1, node=slow + ["--kv-blocks", "24"],
+                 common=["--otlp-endpoint", "http://127.0.0.1:1"],
                  router=["--planned-prefill", "3", "--planned-decode", "2"]) as cl:
         port = cl.router.port("http")
         s = Scrape(cl, cl.router)

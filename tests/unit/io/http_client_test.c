@@ -148,6 +148,16 @@ static void a_text_is_posted_with_its_type_and_length(void **state)
     td_http_client_answer_fini(&a);
 }
 
+static void a_url_is_checked_without_asking(void **state)
+{
+    (void)state;
+    char why[160] = "";
+    assert_int_equal(td_http_client_check("http://127.0.0.1:1/x", why, sizeof why), TD_OK);
+    assert_string_equal(why, "");
+    assert_int_equal(td_http_client_check("https://x", why, sizeof why), TD_ERR_BAD_REQUEST);
+    assert_string_not_equal(why, "");
+}
+
 static void a_url_without_a_path_asks_for_the_root(void **state)
 {
     (void)state;
@@ -306,6 +316,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(an_answer_comes_whole_with_its_status),
         cmocka_unit_test(a_text_is_posted_with_its_type_and_length),
+        cmocka_unit_test(a_url_is_checked_without_asking),
         cmocka_unit_test(a_url_without_a_path_asks_for_the_root),
         cmocka_unit_test(any_status_is_an_answer),
         cmocka_unit_test(chunks_and_bodies_that_end_with_the_connection_are_read),
