@@ -4,7 +4,7 @@
 
 #include "common/base/log.h"
 #include "common/base/mem.h"
-#include "tests/unit/check.h"
+#include "tests/unit/node/role_cases.h"
 
 static void actions_are_zeroed_and_kept_in_order(void **state)
 {
@@ -64,35 +64,10 @@ static void copies_live_until_the_reset(void **state)
     nd_actions_fini(&a);
 }
 
-static struct td_engine_info engine(void)
-{
-    return (struct td_engine_info){.layout = {.block_tok = 16, .slice_bytes = 64},
-                                   .n_layers = 2,
-                                   .n_vocab = 10,
-                                   .max_model_len = 64,
-                                   .n_blocks = 8,
-                                   .max_rows = 4,
-                                   .max_tokens = 64,
-                                   .max_slots = 4};
-}
-
-static struct nd_core_params params(const struct td_engine_info *e)
-{
-    return (struct nd_core_params){.epoch = 1,
-                                   .layout_id = 2,
-                                   .engine = e,
-                                   .max_seqs = 4,
-                                   .max_queue = 4,
-                                   .max_batched_tokens = 32,
-                                   .chunk_tokens = 16,
-                                   .t_stall_us = 1,
-                                   .t_lease_us = 1};
-}
-
 static void parameters_that_do_not_fit_are_refused(void **state)
 {
-    struct td_engine_info e = engine();
-    struct nd_core_params good = params(&e);
+    struct td_engine_info e = role_engine();
+    struct nd_core_params good = role_params(&e);
     (void)state;
     td_log_set_fd(-1);
     assert_int_equal(nd_core_params_check(&good), TD_OK);

@@ -4,8 +4,7 @@
 
 #include "common/base/clock.h"
 #include "common/base/mem.h"
-#include "tests/unit/check.h"
-#include "tests/unit/node/rig.h"
+#include "tests/unit/node/role_cases.h"
 
 /* The base of a role by itself: a role with sequences that are nothing but their record. */
 struct seq {
@@ -15,39 +14,10 @@ struct seq {
 static const struct nd_role_shape shape = {
     .n_seats = 4, .work_bytes = sizeof(struct seq), .n_tokens = 8};
 
-static struct td_engine_info engine(void)
-{
-    struct td_engine_info e = {.n_layers = 2,
-                               .n_vocab = 100,
-                               .max_model_len = 256,
-                               .n_blocks = 16,
-                               .max_rows = 8,
-                               .max_tokens = 64,
-                               .max_slots = 4};
-    e.layout.block_tok = 16;
-    e.layout.n_layers = 2;
-    e.layout.slice_bytes = 1024;
-    e.layout.block_bytes = 2048;
-    return e;
-}
-
-static struct nd_core_params params(const struct td_engine_info *e)
-{
-    return (struct nd_core_params){.epoch = 1,
-                                   .name = "n",
-                                   .engine = e,
-                                   .max_seqs = 3,
-                                   .max_queue = 5,
-                                   .max_batched_tokens = 32,
-                                   .chunk_tokens = 16,
-                                   .t_stall_us = 1000000,
-                                   .t_lease_us = 1000000};
-}
-
 static void role_up(struct nd_role *r, struct nd_actions *a, struct td_engine_info *e)
 {
-    *e = engine();
-    struct nd_core_params p = params(e);
+    *e = role_engine();
+    struct nd_core_params p = role_params(e);
     assert_int_equal(nd_role_init(r, &p, &shape), TD_OK);
     assert_int_equal(nd_actions_init(a), TD_OK);
     r->out = a;
@@ -70,8 +40,8 @@ static struct nd_work *known(struct nd_role *r, uint64_t router, uint64_t counte
 
 static void creation_survives_every_failed_allocation(void **state)
 {
-    struct td_engine_info e = engine();
-    struct nd_core_params p = params(&e);
+    struct td_engine_info e = role_engine();
+    struct nd_core_params p = role_params(&e);
     struct nd_role r;
     td_err err;
     unsigned nth = 0;
@@ -88,8 +58,8 @@ static void creation_survives_every_failed_allocation(void **state)
 
 static void a_batch_that_fits_no_block_is_refused(void **state)
 {
-    struct td_engine_info e = engine();
-    struct nd_core_params p = params(&e);
+    struct td_engine_info e = role_engine();
+    struct nd_core_params p = role_params(&e);
     struct nd_role r;
     (void)state;
     p.chunk_tokens = 0;
