@@ -92,6 +92,8 @@ def test_ports_of_containers_are_those_the_programs_listen_on():
         assert ports["admin"] == int(told["admin-port"]), (name, w.name)
         if w.is_router:
             assert ports["http"] == int(told["port"]), (name, w.name)
+            assert told["grpc"] == ("true" if "grpc" in ports else "false"), (name, w.name)
+            assert "grpc" not in ports or ports["grpc"] == int(told["grpc-port"]), (name, w.name)
         else:
             assert ports["ctrl"] == int(told["listen"].rsplit(":", 1)[1]), (name, w.name)
             assert told["role"] == w.labels["tandem/starts-as"], (name, w.name)

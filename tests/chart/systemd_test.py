@@ -86,7 +86,7 @@ def test_the_services_answer_under_the_units_filters():
     try:
         urls = [start(role, "--listen", "tcp://127.0.0.1:0", "--threads", "1", "--kv-memory", "0.1").ports()["control"]
                 for role in ("prefill", "decode")]
-        router = start("router", "--port", "0", "--node", urls[0], "--node", urls[1])
+        router = start("router", "--port", "0", "--grpc-port", "0", "--node", urls[0], "--node", urls[1])
         port = router.port("http")
         wait_for(lambda: get(port, "/readyz")[0] == 200, 60, "the router to be ready")
         answer = chat(port)

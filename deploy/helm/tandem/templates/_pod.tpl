@@ -7,6 +7,10 @@
 - --name=$(POD_NAME)
 - --host=$(POD_IP)
 - --port={{ $root.Values.ports.http }}
+- --grpc={{ $v.grpc.enabled }}
+{{- if $v.grpc.enabled }}
+- --grpc-port={{ $root.Values.ports.grpc }}
+{{- end }}
 - --admin-host=$(POD_IP)
 - --admin-port={{ $root.Values.ports.routerAdmin }}
 {{- range include "tandem.pools" $root | fromJsonArray }}
@@ -197,6 +201,9 @@ env:
 ports:
 {{- if eq $w.role "router" }}
   - {name: http, containerPort: {{ $ports.http }}, protocol: TCP}
+  {{- if $w.v.grpc.enabled }}
+  - {name: grpc, containerPort: {{ $ports.grpc }}, protocol: TCP}
+  {{- end }}
   - {name: admin, containerPort: {{ $ports.routerAdmin }}, protocol: TCP}
 {{- else }}
   - {name: admin, containerPort: {{ $ports.nodeAdmin }}, protocol: TCP}
