@@ -1,6 +1,7 @@
 /* main.c - tandem-router: options, signals, and one rt_shell. */
 #define TD_LOG_ROOM "router"
 #include <inttypes.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -17,7 +18,7 @@
 
 struct options {
     char *model, *chat_template, *host, *admin_host, *api_key_file, *cluster_key_file, *name,
-        *port_file;
+        *port_file, *tls_cert, *tls_key, *tls_client_ca;
     struct td_str_list served_names, nodes;
     int64_t port, admin_port, grpc_port, max_model_len, max_requests, queue_size, queue_bytes,
         node_queue, max_body, planned_prefill, planned_decode;
@@ -64,6 +65,14 @@ static const struct td_opt opts[] = {
         "lines 'key-id sha256 tenant priority-ceiling requests/s concurrent tokens/min'; empty: "
         "open to all",
         api_key_file),
+    OPT("tls-cert", STRING, "", "path", 0, 0, NULL, BOOT,
+        "PEM certificate chain for HTTP and gRPC clients; renewed files are noticed, or SIGHUP",
+        tls_cert),
+    OPT("tls-key", STRING, "", "path", 0, 0, NULL, BOOT, "PEM key of --tls-cert, no password",
+        tls_key),
+    OPT("tls-client-ca", STRING, "", "path", 0, 0, NULL, BOOT,
+        "PEM certificates that clients' certificates must come from; empty: clients show none",
+        tls_client_ca),
     OPT("max-concurrent-requests", INT, "4096", "", 1, RT_MAX_REQUESTS, NULL, BOOT,
         "requests known at once, waiting ones included", max_requests),
     OPT("queue-size", INT, "1024", "", 0, 60000, NULL, BOOT,
@@ -121,6 +130,7 @@ struct app {
     struct td_otlp *otlp; /* NULL: no traces */
     struct rt_shell *shell;
     struct td_drain *drain;
+    struct td_signal *hangup;
 };
 
 static void begin_drain(void *arg)
@@ -200,6 +210,9 @@ static td_err make_shell(struct app *a, const struct td_link_key *keys, uint32_t
         .admin_port = (uint16_t)o->admin_port,
         .grpc_port = (uint16_t)o->grpc_port,
         .grpc = o->grpc,
+        .tls_cert = o->tls_cert,
+        .tls_key = o->tls_key,
+        .tls_client_ca = o->tls_client_ca,
         .api_key_file = o->api_key_file,
         .node_urls = (const char *const *)o->nodes.items,
         .n_node_urls = o->nodes.count,
@@ -226,6 +239,12 @@ static td_err make_shell(struct app *a, const struct td_link_key *keys, uint32_t
     return rt_shell_create(&p, &a->shell);
 }
 
+static void on_hangup(void *arg)
+{
+    const struct app *a = arg;
+    rt_shell_reload_tls(a->shell);
+}
+
 static td_err run(struct app *a)
 {
     struct td_link_key keys[TD_LINK_MAX_KEYS];
@@ -241,6 +260,7 @@ static td_err run(struct app *a)
     TD_TRY(make_shell(a, keys, n_keys));
     TD_TRY(td_drain_create(a->loop, a->o.name, (int64_t)(a->o.drain_s * 1e6), &drain_ops, a,
                            &a->drain));
+    TD_TRY(td_signal_create(a->loop, SIGHUP, on_hangup, a, &a->hangup));
     TD_TRY(write_ports(a));
     td_signals_let_through();
     td_loop_run(a->loop);
@@ -263,6 +283,7 @@ int main(int argc, char **argv)
     rt_shell_destroy(a.shell);
     td_otlp_destroy(a.otlp);
     td_drain_destroy(a.drain);
+    td_signal_destroy(a.hangup);
     td_loop_destroy(a.loop);
     td_config_fini(&program, &a.o);
     return err == TD_OK ? 0 : 1;

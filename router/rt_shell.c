@@ -12,9 +12,11 @@
 #include "common/base/mem.h"
 #include "common/base/rng.h"
 #include "common/io/http_error.h"
+#include "common/io/tls.h"
 #include "router/rt_shell_int.h"
 
 #define SWEEP_US      1000000
+#define TLS_POLL_US   1000000
 #define ARENA_BYTES   (64u << 20)
 #define CLOSE_WAIT_US 10000000
 
@@ -284,6 +286,30 @@ static td_err make_links(struct rt_shell *s)
 
 /* ---- life ---- */
 
+static td_err make_tls(struct rt_shell *s)
+{
+    struct td_tls_params p = {.loop = s->p.loop,
+                              .cert = s->p.tls_cert,
+                              .key = s->p.tls_key,
+                              .client_ca = s->p.tls_client_ca,
+                              .poll_us = TLS_POLL_US};
+    bool cert = p.cert != NULL && p.cert[0] != 0, key = p.key != NULL && p.key[0] != 0;
+    bool ca = p.client_ca != NULL && p.client_ca[0] != 0;
+    if (cert != key || (ca && !cert)) {
+        TD_LOG(ERROR, "TLS needs both files",
+               "need=\"--tls-cert and --tls-key; --tls-client-ca only with them\"");
+        return TD_ERR_CONFIG;
+    }
+    return cert ? td_tls_create(&p, &s->tls) : TD_OK;
+}
+
+void rt_shell_reload_tls(struct rt_shell *s)
+{
+    if (s->tls != NULL) {
+        TD_IGNORE(td_tls_reload(s->tls)); /* logged there; the old ones stay */
+    }
+}
+
 static td_err make_http(struct rt_shell *s)
 {
     struct td_http_server_params p;
@@ -291,11 +317,13 @@ static td_err make_http(struct rt_shell *s)
     p.loop = s->p.loop;
     p.host = s->p.host;
     p.port = s->p.port;
+    p.tls = s->tls;
     p.limits.max_body = s->p.max_body;
     p.handler = rt__http_public;
     p.arg = s;
     p.error_body = td_http_error_body;
     TD_TRY(td_http_server_create(&p, &s->http));
+    p.tls = NULL; /* operators' port: loopback, or a network of its own */
     p.host = s->p.admin_host;
     p.port = s->p.admin_port;
     p.handler = rt__http_admin;
@@ -342,6 +370,7 @@ static td_err make_all(struct rt_shell *s)
     TD_TRY(rt_metrics_create(s, &s->metrics));
     TD_TRY(rt_page_create(&s->page));
     TD_TRY(make_links(s));
+    TD_TRY(make_tls(s));
     TD_TRY(make_http(s));
     TD_TRY(rt__grpc_create(s, &s->grpc));
     td_timer_set(s->sweep_timer, td_now_us() + SWEEP_US);
@@ -398,6 +427,7 @@ struct rt_shell *rt_shell_destroy(struct rt_shell *s)
     rt__grpc_destroy(s->grpc); /* its clients let go while everything else is still there */
     td_http_server_destroy(s->http);
     td_http_server_destroy(s->admin);
+    td_tls_destroy(s->tls);
     td_link_nng_destroy(s->links);
     rt_worker_destroy(s->worker);
     rt__clients_destroy(s);

@@ -28,7 +28,8 @@ struct rt_shell_params {
     uint32_t max_model_len; /* 0: the model's */
     const char *host, *admin_host;
     uint16_t port, admin_port, grpc_port;
-    bool grpc; /* listen for gRPC on host:grpc_port */
+    const char *tls_cert, *tls_key, *tls_client_ca; /* NULL or "": cleartext; of the public ports */
+    bool grpc;                                      /* listen for gRPC on host:grpc_port */
     const char *api_key_file;
     const char *const *node_urls; /* tcp://host:port of nodes' control ports */
     uint32_t n_node_urls;
@@ -57,6 +58,8 @@ td_err rt_shell_create(const struct rt_shell_params *p, struct rt_shell **out_sh
 struct rt_shell *rt_shell_destroy(struct rt_shell *s);
 uint16_t rt_shell_port(const struct rt_shell *s);
 uint16_t rt_shell_admin_port(const struct rt_shell *s);
+/* Reads the TLS files again, for connections from now on; nothing without TLS. A failure is logged, the old ones stay. */
+void rt_shell_reload_tls(struct rt_shell *s);
 /* 0: gRPC is off. */
 uint16_t rt_shell_grpc_port(const struct rt_shell *s);
 /* No new requests; what runs goes on. */

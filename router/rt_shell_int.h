@@ -42,6 +42,7 @@ struct rt_shell {
     struct td_link_fit_at_router fit;
     struct td_http_server *http, *admin;
     struct rt_grpc *grpc;
+    struct td_tls *tls; /* NULL: cleartext */
     struct td_timer *core_timer, *sweep_timer;
     struct rt_metrics *metrics;
     struct rt_history *history;

@@ -15,11 +15,15 @@
 #include <sys/socket.h>
 
 #include <event2/bufferevent.h>
+#include <event2/bufferevent_ssl.h>
 #include <event2/listener.h>
+#include <openssl/err.h>
+#include <openssl/ssl.h>
 
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "common/base/mem.h"
+#include "common/io/tls.h"
 
 #define ACCEPT_RETRY_US 100000
 #define BACKLOG         512
@@ -68,11 +72,52 @@ static bool over_limits(const struct td_acceptor *a, const struct td_peer *fresh
     return same >= a->p.max_per_address;
 }
 
+static struct bufferevent *make_plain(const struct td_acceptor *a, evutil_socket_t fd)
+{
+    return bufferevent_socket_new(td_loop_event_base(a->p.loop), fd, BEV_OPT_CLOSE_ON_FREE);
+}
+
+static struct bufferevent *make_tls(const struct td_acceptor *a, evutil_socket_t fd)
+{
+    SSL *ssl = td_tls_session(a->p.tls, a->p.alpn);
+    struct bufferevent *bev =
+        ssl != NULL
+            ? bufferevent_openssl_socket_new(td_loop_event_base(a->p.loop), fd, ssl,
+                                             BUFFEREVENT_SSL_ACCEPTING, BEV_OPT_CLOSE_ON_FREE)
+            : NULL;
+    if (bev == NULL) {
+        SSL_free(ssl);
+        return NULL;
+    }
+    bufferevent_openssl_set_allow_dirty_shutdown(bev,
+                                                 1); /* a length or a frame says what is whole */
+    return bev;
+}
+
+void td_acceptor_say_end(struct bufferevent *bev)
+{
+    SSL *ssl = bufferevent_openssl_get_ssl(bev);
+    if (ssl != NULL) {
+        (void)SSL_shutdown(
+            ssl); /* one record; a full socket loses it, and the end of TCP still tells */
+        ERR_clear_error();
+    }
+    (void)shutdown(bufferevent_getfd(bev), SHUT_WR);
+}
+
+void td_acceptor_log_error(struct bufferevent *bev, const struct td_peer *who)
+{
+    unsigned long code = bufferevent_get_openssl_error(bev);
+    const char *reason = code != 0 ? ERR_reason_error_string(code) : NULL;
+    if (reason != NULL) {
+        TD_LOG(INFO, "TLS failed", "peer=%s reason=\"%s\"", who->name, reason);
+    }
+}
+
 static struct td_peer *hand_over(struct td_acceptor *a, evutil_socket_t fd,
                                  const struct td_peer *who)
 {
-    struct bufferevent *bev =
-        bufferevent_socket_new(td_loop_event_base(a->p.loop), fd, BEV_OPT_CLOSE_ON_FREE);
+    struct bufferevent *bev = a->p.tls != NULL ? make_tls(a, fd) : make_plain(a, fd);
     if (bev == NULL) {
         evutil_closesocket(fd);
         return NULL;

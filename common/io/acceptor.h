@@ -17,6 +17,7 @@
 
 struct bufferevent;
 struct td_acceptor;
+struct td_tls;
 
 /* Who is at the other end; lives in the connection object of the taker. */
 struct td_peer {
@@ -27,8 +28,10 @@ struct td_peer {
 
 struct td_acceptor_params {
     struct td_loop *loop;
-    const char *host; /* numeric address or "localhost"; never empty */
-    uint16_t port;    /* 0: a free one */
+    const char *host;   /* numeric address or "localhost"; never empty */
+    uint16_t port;      /* 0: a free one */
+    struct td_tls *tls; /* borrowed; NULL: cleartext */
+    const char *alpn;   /* with tls: the protocol spoken here (tls.h) */
     uint32_t max_connections, max_per_address;
     /* Takes the connection: owns `bev` (not enabled yet), copies *who into its own object and returns the copy, which the
      * acceptor counts until td_acceptor_left. NULL: it could not, and has not taken bev. */
@@ -46,6 +49,10 @@ void td_acceptor_stop(struct td_acceptor *a);
 void td_acceptor_join(struct td_acceptor *a, struct td_peer *who);
 /* The connection is gone, or moves. */
 void td_acceptor_left(struct td_acceptor *a, struct td_peer *who);
+/* Everything is said: tells the other end (TLS, then TCP), which may still read. */
+void td_acceptor_say_end(struct bufferevent *bev);
+/* Logs why TLS failed, when that is why a connection ended. */
+void td_acceptor_log_error(struct bufferevent *bev, const struct td_peer *who);
 uint32_t td_acceptor_open(const struct td_acceptor *a);
 uint64_t td_acceptor_refused(const struct td_acceptor *a);
 

@@ -9,7 +9,6 @@
 
 #include <stdio.h>
 #include <string.h>
-#include <sys/socket.h>
 
 #include <event2/buffer.h>
 #include <event2/bufferevent.h>
@@ -22,6 +21,7 @@
 #include "common/base/mem.h"
 #include "common/io/acceptor.h"
 #include "common/io/h2_guard.h"
+#include "common/io/tls.h"
 
 #define HS_MAGIC       0x48325331u
 #define INPUT_HIGH     (64u << 10)
@@ -258,7 +258,7 @@ static void linger(struct conn *c)
     c->lingering = true;
     drop_streams(c);
     c->since_us = td_now_us();
-    (void)shutdown(bufferevent_getfd(c->bev), SHUT_WR);
+    td_acceptor_say_end(c->bev);
     struct evbuffer *in = bufferevent_get_input(c->bev);
     (void)evbuffer_drain(in, evbuffer_get_length(in));
 }
@@ -687,9 +687,10 @@ static void on_written(struct bufferevent *bev, void *arg)
 
 static void on_event(struct bufferevent *bev, short what, void *arg)
 {
-    (void)bev;
+    struct conn *c = arg;
     if ((what & (BEV_EVENT_EOF | BEV_EVENT_ERROR)) != 0) {
-        kill_conn(arg);
+        td_acceptor_log_error(bev, &c->peer);
+        kill_conn(c);
     }
 }
 
@@ -865,6 +866,8 @@ static td_err make_server(struct td_h2_server *s)
     struct td_acceptor_params ap = {.loop = s->p.loop,
                                     .host = s->p.host,
                                     .port = s->p.port,
+                                    .tls = s->p.tls,
+                                    .alpn = TD_ALPN_H2,
                                     .max_connections = s->p.max_connections,
                                     .max_per_address = s->p.max_per_address,
                                     .take = take,

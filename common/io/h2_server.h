@@ -23,6 +23,7 @@
 struct bufferevent;
 struct td_acceptor;
 struct td_peer;
+struct td_tls;
 struct td_h2_server;
 struct td_h2_stream; /* one request and its answer */
 
@@ -48,7 +49,8 @@ struct td_h2_server_params {
     struct td_loop *loop;
     const char *
         host; /* numeric address or "localhost"; NULL: no door of its own, connections are adopted */
-    uint16_t port; /* 0: a free one */
+    uint16_t port;      /* 0: a free one */
+    struct td_tls *tls; /* borrowed; NULL: cleartext */
     uint32_t max_connections, max_per_address;
     uint32_t max_streams;   /* at once on a connection */
     size_t max_header_list; /* bytes of a request's headers, counted as HTTP/2 does */

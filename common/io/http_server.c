@@ -20,6 +20,7 @@
 #include "common/base/log.h"
 #include "common/base/mem.h"
 #include "common/io/acceptor.h"
+#include "common/io/tls.h"
 
 #define HC_MAGIC          0x48545031u
 #define INPUT_HIGH        (64u << 10)
@@ -238,7 +239,7 @@ static void watch_writes(struct td_http_exchange *x)
 static void linger(struct td_http_exchange *x)
 {
     x->state = HC_LINGERING;
-    (void)shutdown(bufferevent_getfd(x->bev), SHUT_WR);
+    td_acceptor_say_end(x->bev);
     td_timer_set(x->timer, td_now_us() + LINGER_US);
     drop_input(x);
 }
@@ -459,9 +460,10 @@ static void on_written(struct bufferevent *bev, void *arg)
 
 static void on_event(struct bufferevent *bev, short what, void *arg)
 {
-    (void)bev;
+    struct td_http_exchange *x = arg;
     if ((what & (BEV_EVENT_EOF | BEV_EVENT_ERROR)) != 0) {
-        kill_conn(arg);
+        td_acceptor_log_error(bev, &x->peer);
+        kill_conn(x);
     }
 }
 
@@ -569,6 +571,8 @@ td_err td_http_server_create(const struct td_http_server_params *p,
     struct td_acceptor_params ap = {.loop = p->loop,
                                     .host = p->host,
                                     .port = p->port,
+                                    .tls = p->tls,
+                                    .alpn = TD_ALPN_HTTP,
                                     .max_connections = p->max_connections,
                                     .max_per_address = p->max_per_address,
                                     .take = take,

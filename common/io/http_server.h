@@ -22,6 +22,7 @@
 #include "common/io/loop.h"
 
 struct td_http_server;
+struct td_tls;
 struct td_http_exchange; /* one request and its answer */
 
 struct td_http_server_stats {
@@ -36,8 +37,9 @@ typedef void (*td_http_handler)(void *arg, struct td_http_exchange *x);
 
 struct td_http_server_params {
     struct td_loop *loop;
-    const char *host; /* numeric address or "localhost"; never empty */
-    uint16_t port;    /* 0: a free one */
+    const char *host;   /* numeric address or "localhost"; never empty */
+    uint16_t port;      /* 0: a free one */
+    struct td_tls *tls; /* borrowed; NULL: cleartext */
     struct td_http_limits limits;
     uint32_t max_connections, max_per_address;
     int64_t head_deadline_us, body_deadline_us, idle_us, write_stall_us;

@@ -77,10 +77,12 @@ def up(args):
     name = served_name(args.model)
     say(f"starting a router, {args.prefill} prefill and {args.decode} decode nodes on loopback")
     cluster = Cluster(args.build, args.model, name, args.prefill, args.decode,
-                      ports={"http": args.port, "admin": args.port + 1 if args.port else 0})
+                      ports={"http": args.port, "admin": args.port + 1 if args.port else 0,
+                             "grpc": args.port + 2 if args.port else 0})
     with cluster:
         print(f"""
-ready: {cluster.url()}   admin: http://127.0.0.1:{cluster.router.port('admin')}   logs: {cluster.folder}
+ready: {cluster.url()}   gRPC: 127.0.0.1:{cluster.router.port('grpc')} (docs/grpc.md)
+admin: http://127.0.0.1:{cluster.router.port('admin')}   logs: {cluster.folder}
 
 curl -N {cluster.url()}/v1/chat/completions -H 'Content-Type: application/json' \\
   -d '{{"model":"{name}","stream":true,"messages":[{{"role":"user","content":"{QUESTION}"}}]}}'

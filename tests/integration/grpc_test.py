@@ -12,10 +12,17 @@ if os.path.abspath(sys.executable) != os.path.abspath(PINNED):
 
 import asyncio  # noqa: E402
 import hashlib  # noqa: E402
+import http.client  # noqa: E402
+import json  # noqa: E402
+import shutil  # noqa: E402
+import signal  # noqa: E402
+import socket  # noqa: E402
+import ssl  # noqa: E402
+import tempfile  # noqa: E402
 import threading  # noqa: E402
 
-from harness import (ROOT, SCRATCH, all_blocks_back, chat, cluster, run, tokens_of,  # noqa: E402
-                     wait_for)
+from harness import (ROOT, SCRATCH, all_blocks_back, chat, cluster, run, tiny_model,  # noqa: E402
+                     tokens_of, wait_for)
 
 STUBS = os.path.join(SCRATCH, "stubs")
 os.makedirs(STUBS)
@@ -23,6 +30,7 @@ subprocess.run([sys.executable, "-m", "grpc_tools.protoc", "-I" + os.path.join(R
                 "--grpc_python_out=" + STUBS, "tandem.proto"], check=True)
 sys.path.insert(0, STUBS)
 
+os.environ["GRPC_VERBOSITY"] = "NONE"  # refused handshakes are part of the tests
 import grpc  # noqa: E402
 import tandem_pb2 as pb  # noqa: E402
 import tandem_pb2_grpc as rpc  # noqa: E402
@@ -315,6 +323,131 @@ def test_a_drain_finishes_what_runs_and_sends_new_calls_away():
         assert got[-1].usage.completion_tokens == 300
         stopped.join()
         assert cl.router.proc.returncode == 0
+
+
+def openssl(*args):
+    subprocess.run(["openssl", *args], check=True, capture_output=True)
+
+
+def certificate(folder, name, ca=None, days=2):
+    """name.pem and name.key in the folder, for 127.0.0.1; signed by ca.pem there, or a CA of its own."""
+    at = os.path.join(folder, name)
+    openssl("req", "-x509" if ca is None else "-new", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes",
+            "-keyout", at + ".key", "-out", at + (".pem" if ca is None else ".csr"), "-subj", "/CN=" + name,
+            *(["-days", str(days)] if ca is None else []))
+    if ca is not None:
+        with open(at + ".ext", "w", encoding="utf-8") as f:
+            f.write("subjectAltName=IP:127.0.0.1,DNS:localhost\n")
+        ca = os.path.join(folder, ca)
+        openssl("x509", "-req", "-in", at + ".csr", "-CA", ca + ".pem", "-CAkey", ca + ".key", "-CAcreateserial", "-out",
+                at + ".pem", "-days", str(days), "-extfile", at + ".ext")
+
+
+def read(*path):
+    with open(os.path.join(*path), "rb") as f:
+        return f.read()
+
+
+def https_chat(port, context):
+    body = json.dumps({"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4, "temperature": 0})
+    c = http.client.HTTPSConnection("127.0.0.1", port, timeout=WAIT, context=context)
+    c.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
+    r = c.getresponse()
+    answer = json.loads(r.read())
+    c.close()
+    assert r.status == 200, answer
+    return answer
+
+
+def shown_name(port, alpn):
+    """The subject of the certificate a port shows now."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols([alpn])
+    with socket.create_connection(("127.0.0.1", port), WAIT) as raw, context.wrap_socket(raw) as s:
+        assert s.selected_alpn_protocol() == alpn
+        return hashlib.sha256(s.getpeercert(True)).hexdigest()
+
+
+def test_tls_serves_both_ports_and_takes_a_renewed_certificate():
+    folder = tempfile.mkdtemp(dir=SCRATCH)
+    certificate(folder, "ca")
+    certificate(folder, "one", "ca")
+    certificate(folder, "two", "ca")
+    live = os.path.join(folder, "live")
+    for end in (".pem", ".key"):
+        shutil.copy(os.path.join(folder, "one" + end), live + end)
+    with cluster(router=["--tls-cert", live + ".pem", "--tls-key", live + ".key"]) as cl:
+        http_port, grpc_port = cl.router.port("http"), cl.router.port("grpc")
+        context = ssl.create_default_context(cafile=os.path.join(folder, "ca.pem"))
+        want = https_chat(http_port, context)["choices"][0]["message"]["content"]
+        root = grpc.ssl_channel_credentials(read(folder, "ca.pem"))
+        with grpc.secure_channel(f"127.0.0.1:{grpc_port}", root) as ch, channel(cl) as plain:
+            assert Whole(engine(ch).Generate(ask(chat=user("hello"), n=4), timeout=WAIT)).text == want
+            assert status_of(lambda: health(plain, ""))[0] == grpc.StatusCode.UNAVAILABLE
+            running = engine(ch).Generate(ask("x", 400), timeout=WAIT)
+            next(running)
+            before = shown_name(grpc_port, "h2")
+            assert before == shown_name(http_port, "http/1.1")
+            for end in (".key", ".pem"):
+                os.replace(shutil.copy(os.path.join(folder, "two" + end), live + ".new"), live + end)
+            wait_for(lambda: shown_name(grpc_port, "h2") != before, WAIT, "the renewed certificate")
+            assert shown_name(http_port, "http/1.1") == shown_name(grpc_port, "h2")
+            assert Whole(running).usage.completion_tokens == 400  # a connection keeps what it began with
+            https_chat(http_port, context)
+            with open(live + ".pem", "w", encoding="utf-8") as f:
+                f.write("not a certificate")
+            os.kill(cl.router.proc.pid, signal.SIGHUP)
+            wait_for(lambda: "cannot use the TLS files" in cl.router.log(), WAIT, "the router to complain")
+            https_chat(http_port, context)
+        assert cl.router.stop() == 0
+
+
+def test_mutual_tls_lets_in_only_whom_the_ca_signed():
+    folder = tempfile.mkdtemp(dir=SCRATCH)
+    certificate(folder, "ca")
+    certificate(folder, "server", "ca")
+    certificate(folder, "friend", "ca")
+    certificate(folder, "stranger")
+    at = os.path.join(folder, "")
+    with cluster(router=["--tls-cert", at + "server.pem", "--tls-key", at + "server.key", "--tls-client-ca",
+                         at + "ca.pem"]) as cl:
+        address = f"127.0.0.1:{cl.router.port('grpc')}"
+
+        def try_as(name):
+            pair = (read(folder, name + ".key"), read(folder, name + ".pem")) if name else (None, None)
+            with grpc.secure_channel(address, grpc.ssl_channel_credentials(read(folder, "ca.pem"), *pair)) as ch:
+                return health(ch, "")
+
+        assert try_as("friend") == health_pb2.HealthCheckResponse.SERVING
+        for name in ("", "stranger"):
+            assert status_of(lambda: try_as(name))[0] == grpc.StatusCode.UNAVAILABLE, name
+        context = ssl.create_default_context(cafile=at + "ca.pem")
+        try:
+            https_chat(cl.router.port("http"), context)
+            raise AssertionError("a client without a certificate was served")
+        except OSError:
+            pass
+        context.load_cert_chain(at + "friend.pem", at + "friend.key")
+        https_chat(cl.router.port("http"), context)
+
+
+def test_tls_files_that_do_not_fit_are_refused_with_a_reason():
+    folder = tempfile.mkdtemp(dir=SCRATCH)
+    certificate(folder, "one")
+    certificate(folder, "two")
+    key = os.path.join(folder, "cluster.key")
+    router = os.path.abspath(cluster().binary("tandem-router"))
+    with open(key, "w", encoding="utf-8") as f:
+        f.write("k1 0123456789abcdef0123456789abcdef\n")
+    for args, reason in ((["--tls-cert", "one.pem", "--tls-key", "two.key"], "the key is not the certificate's"),
+                         (["--tls-cert", "one.pem"], "TLS needs both files"),
+                         (["--tls-cert", "none.pem", "--tls-key", "one.key"], "cannot read a TLS file"),
+                         (["--tls-cert", "one.key", "--tls-key", "one.key"], "not a PEM certificate")):
+        out = subprocess.run([router, "--model", tiny_model(), "--cluster-key-file", key, "--node", "tcp://127.0.0.1:1",
+                              "--port", "0", "--admin-port", "0", "--grpc-port", "0"] + args,
+                             cwd=folder, capture_output=True, text=True, timeout=WAIT)
+        assert out.returncode == 1 and reason in out.stdout + out.stderr, (args, out)
 
 
 def test_the_example_of_the_docs_runs():
