@@ -253,19 +253,29 @@ static td_err read_rope(const struct read *r, struct td_hf_config *c)
                   shown(kind).text);
 }
 
+/* How much of a frequency stays: those that turn often within the old context stay as they are, the
+ * slow ones are divided, between the two it goes over linearly. */
+static double kept(const struct td_hf_config *c, double freq)
+{
+    double turns = freq * c->old_ctx / (2 * 3.14159265358979323846);
+    double span = c->high_freq - c->low_freq;
+    double keep = c->rope == TD_ROPE_LLAMA3 && span > 0 ? (turns - c->low_freq) / span : 0;
+
+    return keep < 0 ? 0 : keep > 1 ? 1 : keep;
+}
+
 void td_hf_rope_freqs(const struct td_hf_config *c, float *out_freq)
 {
     uint32_t n = c->hp.rope_dim / 2;
+    double factor =
+        c->rope_factor >= 1 ? c->rope_factor : 1; /* read_rope() saw to it; for analysers */
 
     td_rope_freqs(c->hp.rope_theta, c->hp.rope_dim, out_freq);
     for (uint32_t i = 0; i < n && c->rope != TD_ROPE_PLAIN; i++) {
         double f = (double)out_freq[i];
-        double turns = f * c->old_ctx / (2 * 3.14159265358979323846); /* within the old context */
-        double keep =
-            c->rope == TD_ROPE_LINEAR ? 0 : (turns - c->low_freq) / (c->high_freq - c->low_freq);
+        double keep = kept(c, f);
 
-        keep = keep < 0 ? 0 : keep > 1 ? 1 : keep;
-        out_freq[i] = (float)((1 - keep) * (f / c->rope_factor) + keep * f);
+        out_freq[i] = (float)((1 - keep) * (f / factor) + keep * f);
     }
 }
 
