@@ -126,6 +126,7 @@ static td_err f_top_p(struct ctx *c, const char *name, json_t *v)
 static td_err f_top_k(struct ctx *c, const char *name, json_t *v)
 {
     int64_t n = 0;
+    c->r->has_top_k = true;
     TD_TRY(read_int(c, name, v, -1, INT32_MAX, &n));
     c->r->sampling.top_k = n < 0 ? 0 : (int32_t)n;
     return TD_OK;
@@ -133,11 +134,13 @@ static td_err f_top_k(struct ctx *c, const char *name, json_t *v)
 
 static td_err f_min_p(struct ctx *c, const char *name, json_t *v)
 {
+    c->r->has_min_p = true;
     return read_float(c, name, v, 0, 1, &c->r->sampling.min_p);
 }
 
 static td_err f_repetition_penalty(struct ctx *c, const char *name, json_t *v)
 {
+    c->r->has_repetition_penalty = true;
     return read_float(c, name, v, 0.01, 100, &c->r->sampling.repetition_penalty);
 }
 

@@ -48,7 +48,7 @@ struct rt_api_request {
     struct rt_api_prompt prompts[RT_API_MAX_PROMPTS];
     uint32_t n_prompts, n_choices;
     struct td_sampling_params sampling; /* max_tokens 0: not given; seed valid if has_seed */
-    bool has_seed, has_temperature, has_top_p;
+    bool has_seed, has_temperature, has_top_p, has_top_k, has_min_p, has_repetition_penalty;
     struct td_logit_bias *bias; /* owned; sampling.bias points here */
     const char *stops[RT_API_MAX_STOPS];
     uint32_t n_stops;

@@ -290,10 +290,25 @@ static td_err check_ids(const struct rt_model *m, const struct td_sampling_param
     return TD_OK;
 }
 
+/* What the client left open is as the model's generation_config.json says. */
+static void apply_defaults(const struct rt_model *m, const struct rt_api_request *r,
+                           struct td_sampling_params *s)
+{
+    const struct td_model_defaults *d = &m->file->defaults;
+    s->temperature = r->has_temperature ? s->temperature : d->temperature;
+    s->top_p = r->has_top_p ? s->top_p : d->top_p;
+    s->top_k = r->has_top_k ? s->top_k : (int32_t)d->top_k;
+    s->min_p = r->has_min_p ? s->min_p : d->min_p;
+    if (!r->has_repetition_penalty) {
+        s->repetition_penalty = d->repetition_penalty;
+    }
+}
+
 td_err rt_model_limit(const struct rt_model *m, const struct rt_api_request *r, uint32_t n_prompt,
                       struct td_sampling_params *s, struct rt_api_error *error)
 {
     *s = r->sampling;
+    apply_defaults(m, r, s);
     TD_TRY(check_ids(m, s, error));
     if (n_prompt >= m->max_model_len) {
         return say(error, TD_ERR_CONTEXT_LENGTH, r->chat ? "messages" : "prompt",

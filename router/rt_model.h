@@ -54,8 +54,8 @@ struct rt_model_prompt {
 td_err rt_model_encode(const struct rt_model *m, struct td_text_tokenizer *tok,
                        const struct rt_model_prompt *prompt, int32_t **out_ids, uint32_t *out_n,
                        struct rt_api_error *error) TD_MUST_CHECK;
-/* Adds the model's end ids to the sampling settings (unless ignored) and limits max_tokens to the
- * context. */
+/* The request's sampling settings with the model's defaults for what it leaves open, the model's end
+ * ids (unless ignored), and max_tokens limited to the context. */
 td_err rt_model_limit(const struct rt_model *m, const struct rt_api_request *r, uint32_t n_prompt,
                       struct td_sampling_params *s, struct rt_api_error *error) TD_MUST_CHECK;
 

@@ -267,15 +267,13 @@ static double kept(const struct td_hf_config *c, double freq)
 void td_hf_rope_freqs(const struct td_hf_config *c, float *out_freq)
 {
     uint32_t n = c->hp.rope_dim / 2;
-    double factor =
-        c->rope_factor >= 1 ? c->rope_factor : 1; /* read_rope() saw to it; for analysers */
 
     td_rope_freqs(c->hp.rope_theta, c->hp.rope_dim, out_freq);
     for (uint32_t i = 0; i < n && c->rope != TD_ROPE_PLAIN; i++) {
         double f = (double)out_freq[i];
         double keep = kept(c, f);
 
-        out_freq[i] = (float)((1 - keep) * (f / factor) + keep * f);
+        out_freq[i] = (float)((1 - keep) * (f / c->rope_factor) + keep * f);
     }
 }
 
@@ -313,7 +311,8 @@ static td_err read_sizes(const struct read *r, struct td_hparams *hp, bool head_
 td_err td_hf_config_read(const json_t *config, struct td_hf_config *out, const struct td_why *w)
 {
     struct read r = {config, w};
-    struct td_hf_config c = {.rope_factor = 1, .old_ctx = 1, .high_freq = 1};
+    struct td_hf_config c = {
+        .hp = {.n_heads = 1, .n_kv_heads = 1}, .rope_factor = 1, .old_ctx = 1, .high_freq = 1};
     bool head_dim_128 = false;
 
     TD_TRY(read_arch(&r, &c.hp, &head_dim_128));

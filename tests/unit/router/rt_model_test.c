@@ -6,6 +6,7 @@
 
 #include "common/base/log.h"
 #include "common/base/mem.h"
+#include "common/model/random_model.h"
 #include "common/model/tiny_vocab.h"
 #include "tests/tiny/tiny_gguf.h"
 #include "tests/unit/check.h"
@@ -94,6 +95,60 @@ static void a_model_file_gives_vocabulary_template_and_names(void **state)
     assert_true(m->n_end_ids > 0);
     assert_true(rt_model_serves(m, NULL) && rt_model_serves(m, "tiny"));
     assert_true(rt_model_serves(m, "alias") && !rt_model_serves(m, "tin"));
+}
+
+/* A Hugging Face directory whose generation_config.json says this. */
+static void open_directory(const char *generation, char dir[64])
+{
+    char file[96];
+    const struct td_why why = {NULL, 0};
+    const struct td_random_params p = {
+        .shape = td_random_shape_find("tiny-qwen3"), .seed = 1, .n_threads = 1};
+    (void)snprintf(dir, 64, "/tmp/rt-model-dir-XXXXXX");
+    assert_non_null(mkdtemp(dir));
+    assert_int_equal(td_random_model_write(&p, dir, &why), TD_OK);
+    (void)snprintf(file, sizeof file, "%s/generation_config.json", dir);
+    FILE *f = fopen(file, "we");
+    assert_non_null(f);
+    assert_true(fputs(generation, f) >= 0);
+    assert_int_equal(fclose(f), 0);
+    const struct rt_model_params rp = {.path = dir, .names = names, .n_names = 2};
+    assert_int_equal(rt_model_open(&rp, &m), TD_OK);
+    assert_int_equal(td_text_tokenizer_create(m->vocab, &tok), TD_OK);
+}
+
+static void remove_directory(const char *dir)
+{
+    static const char *const files[] = {"config.json", "generation_config.json", "tokenizer.json",
+                                        "tokenizer_config.json", "model.safetensors"};
+    for (size_t i = 0; i < TD_COUNT(files); i++) {
+        char file[96];
+        (void)snprintf(file, sizeof file, "%s/%s", dir, files[i]);
+        assert_int_equal(unlink(file), 0);
+    }
+    assert_int_equal(rmdir(dir), 0);
+}
+
+static void a_directory_gives_what_a_request_leaves_open(void **state)
+{
+    (void)state;
+    struct td_sampling_params s;
+    char dir[64];
+    open_directory("{\"temperature\":0.5,\"top_p\":0.75,\"top_k\":20,\"eos_token_id\":[2,5]}", dir);
+    assert_non_null(m->chat);
+    assert_int_equal(m->n_end_ids, 3); /* both, and <|endoftext|> by its name */
+    parse(true, "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}]}");
+    assert_int_equal(encode(0), TD_OK);
+    assert_int_equal(ids[0], TD_TINY_IM_START);
+    assert_int_equal(rt_model_limit(m, &req, n_ids, &s, &error), TD_OK);
+    assert_true(s.temperature == 0.5f && s.top_p == 0.75f && s.top_k == 20);
+    assert_true(s.min_p == 0 && s.repetition_penalty == 1);
+    parse(true, "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}],\"temperature\":0,"
+                "\"top_p\":1,\"top_k\":-1,\"min_p\":0.1,\"repetition_penalty\":1.5}");
+    assert_int_equal(rt_model_limit(m, &req, 4, &s, &error), TD_OK);
+    assert_true(s.temperature == 0 && s.top_p == 1 && s.top_k == 0);
+    assert_true(s.min_p == 0.1f && s.repetition_penalty == 1.5f);
+    remove_directory(dir);
 }
 
 static void the_context_may_be_limited_but_not_enlarged(void **state)
@@ -256,6 +311,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         TEST(a_model_file_gives_vocabulary_template_and_names),
+        TEST(a_directory_gives_what_a_request_leaves_open),
         TEST(the_context_may_be_limited_but_not_enlarged),
         TEST(a_chat_gets_the_templates_control_tokens_and_never_the_users),
         TEST(a_completion_is_user_text_or_ids_as_they_are),
