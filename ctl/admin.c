@@ -5,6 +5,13 @@
 #include "common/base/json.h"
 #include "common/io/http_client.h"
 
+#define SAY(a, ...)                                                                                \
+    do {                                                                                           \
+        if (!(a)->quiet) {                                                                         \
+            ctl_say(__VA_ARGS__);                                                                  \
+        }                                                                                          \
+    } while (0)
+
 /* --router may lack its scheme and may end in a slash. */
 static bool make_url(const char *router, const char *path, char *out, size_t cap)
 {
@@ -21,15 +28,15 @@ static enum ctl_exit unreachable(const struct ctl_admin *a, td_err err, const ch
 {
     bool reached = err == TD_ERR_PROTOCOL || err == TD_ERR_TOO_LARGE || err == TD_ERR_NO_MEMORY;
     if (err == TD_ERR_BAD_REQUEST) {
-        ctl_say("--router %s: %s", a->router, why);
+        SAY(a, "--router %s: %s", a->router, why);
         return CTL_USAGE;
     }
     if (reached) {
-        ctl_say("%s: %s; is it the admin port of a router?", a->router, why);
+        SAY(a, "%s: %s; is it the admin port of a router?", a->router, why);
         return CTL_FAILED;
     }
-    ctl_say("cannot reach a router at %s: %s; give its admin port by --router or TANDEM_ROUTER",
-            a->router, why);
+    SAY(a, "cannot reach a router at %s: %s; give its admin port by --router or TANDEM_ROUTER",
+        a->router, why);
     return CTL_UNREACHABLE;
 }
 
@@ -45,7 +52,7 @@ enum ctl_exit ctl_admin_post(const struct ctl_admin *a, const char *path, const 
     char url[TD_HTTP_CLIENT_MAX_URL], why[160] = "", wrong[256] = "";
     struct td_http_client_answer answer;
     if (!make_url(a->router, path, url, sizeof url)) {
-        ctl_say("--router '%.64s' is not a URL", a->router);
+        SAY(a, "--router '%.64s' is not a URL", a->router);
         return CTL_USAGE;
     }
     td_err err = td_http_client_post(url, "application/json", text, (int64_t)(a->timeout_s * 1e6),
@@ -56,8 +63,8 @@ enum ctl_exit ctl_admin_post(const struct ctl_admin *a, const char *path, const 
     err = td_json_parse((const char *)answer.body.data, answer.body.len, out_json, wrong,
                         sizeof wrong);
     if (err != TD_OK) {
-        ctl_say("%s answered %d with something else than JSON; is it the admin port of a router?",
-                url, answer.status);
+        SAY(a, "%s answered %d with something else than JSON; is it the admin port of a router?",
+            url, answer.status);
     }
     *out_status = answer.status;
     td_http_client_answer_fini(&answer);
@@ -80,8 +87,8 @@ enum ctl_exit ctl_admin_get(const struct ctl_admin *a, const char *path, json_t 
         return status;
     }
     if (http != 200) {
-        ctl_say("%s%s answered %d %s; is it the admin port of a router?", a->router, path, http,
-                ctl_admin_message(json));
+        SAY(a, "%s%s answered %d %s; is it the admin port of a router?", a->router, path, http,
+            ctl_admin_message(json));
         json_decref(json);
         return CTL_FAILED;
     }

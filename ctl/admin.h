@@ -18,6 +18,7 @@
 struct ctl_admin {
     char *router;
     double timeout_s;
+    bool quiet; /* says nothing: the status tells */
 };
 #define CTL_ADMIN_OPTS(field)                                                                      \
     CTL_OPT("router", STRING, CTL_ADMIN_DEFAULT, "url", 0, 0, NULL,                                \

@@ -9,11 +9,13 @@
 #include "ctl/explain.h"
 #include "ctl/get.h"
 #include "ctl/make_model.h"
+#include "ctl/top.h"
 #include "ctl/version.h"
 
 static const struct ctl_command commands[] = {
     {"get nodes", "", 0, &ctl_get_nodes_program, ctl_get_nodes},
     {"get requests", "", 0, &ctl_get_requests_program, ctl_get_requests},
+    {"top", "", 0, &ctl_top_program, ctl_top},
     {"describe node", "NODE", 1, &ctl_describe_node_program, ctl_describe_node},
     {"describe request", "REQUEST", 1, &ctl_describe_request_program, ctl_describe_request},
     {"drain", "NODE", 1, &ctl_drain_program, ctl_drain},

@@ -1,11 +1,18 @@
 """tandemctl against a live tiny cluster: every format, every exit status, the doctor and the bench."""
+import fcntl
 import json
 import os
+import pty
 import re
+import select
 import shutil
+import signal
 import socket
+import struct
 import subprocess
 import tempfile
+import termios
+import time
 
 from harness import BUILD, SCRATCH, Stream, cluster, get, request, run, tiny_model, wait_for
 
@@ -266,6 +273,115 @@ def test_version_names_both_sides():
     doc = yaml(ctl("version", "-o", "yaml")[0])
     assert doc["tandemctl"] == doc["router"] == served
     assert "router" not in ctl("version", "--client")[0]
+
+
+# ---- top ----
+
+class Terminal:
+    """tandemctl on a pseudo terminal of 24 rows and 80 columns."""
+
+    def __init__(self, *args, router=ROUTER):
+        self.pid, self.fd = pty.fork()
+        if self.pid == 0:
+            fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+            os.execve(CTL, [CTL, *args], dict(os.environ, TANDEM_ROUTER=router, TERM="xterm"))
+        self.out = b""
+
+    def read(self, seconds=0.1):
+        end = time.monotonic() + seconds
+        while select.select([self.fd], [], [], max(end - time.monotonic(), 0))[0]:
+            try:
+                got = os.read(self.fd, 65536)
+            except OSError:  # the other end is closed
+                return
+            if not got:
+                return
+            self.out += got
+
+    def until(self, want, what):
+        def there():
+            self.read()
+            return want in self.out
+        wait_for(there, 20, what)
+
+    def key(self, text):
+        self.out = b""
+        os.write(self.fd, text)
+
+    def end(self):
+        """Exit status; the screen was given back."""
+        ended = (0, 0)
+        while ended[0] == 0:  # reading all the while: a full terminal would hold it up
+            self.read(0.02)
+            ended = os.waitpid(self.pid, os.WNOHANG)
+        status = ended[1]
+        self.read()
+        assert self.out.endswith(b"\x1b[0m\x1b[?25h\x1b[?1049l"), self.out[-80:]
+        os.close(self.fd)
+        return status
+
+
+def test_top_prints_one_page_on_a_pipe():
+    ask("ctl-top")
+    out, err = ctl("top", "--once")
+    assert err == "" and "\x1b" not in out
+    for want in ("requests  ", "first token  ", "NODE", "prefill-0", "decode-1", "TRANSFER", " > "):
+        assert want in out, (want, out)
+    assert all(len(line) <= 120 for line in out.splitlines())
+    doc = json.loads(ctl("top", "-o", "json")[0])
+    assert len(doc["nodes"]) == 3 and doc["router"]["model"] == "tiny" and doc["transfers"][0]["bytes"] > 0
+    assert set(yaml(ctl("top", "-o", "yaml")[0])) == set(doc)
+    p = subprocess.Popen([CTL, "top", "--every", "0.1"], env=dict(os.environ, TANDEM_ROUTER=ROUTER), text=True,
+                         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    pages = 0
+    for line in p.stdout:
+        pages += line.startswith("NODE ")
+        if pages == 3:
+            break
+    p.stdout.close()
+    assert p.wait(30) != 0  # nobody reads any more
+
+
+def test_top_draws_on_a_terminal_and_gives_it_back():
+    t = Terminal("top", "--every", "0.2")
+    t.until(b"q quit", "the screen")
+    assert t.out.startswith(b"\x1b[?1049h") and b"prefill-0" in t.out
+    screen = re.sub(rb"\x1b\[[?0-9;]*[A-Za-z]", b"\n", t.out).replace(b"\r", b"").split(b"\n")
+    assert max(map(len, screen)) <= 80, max(screen, key=len)
+    t.key(b"p")
+    t.until(b"paused", "the pause")
+    fcntl.ioctl(t.fd, termios.TIOCSWINSZ, struct.pack("HHHH", 8, 40, 0, 0))
+    os.kill(t.pid, signal.SIGWINCH)
+    t.out = b""
+    t.until(b"\x1b[J", "a smaller screen")
+    t.key(b"q")
+    assert t.end() == 0
+    for signo, status in ((signal.SIGTERM, signal.SIGTERM), (signal.SIGINT, 0)):
+        t = Terminal("top")
+        t.until(b"NODE", "the screen")
+        os.kill(t.pid, signo)
+        assert t.end() == status
+
+
+def test_top_outlives_its_router():
+    with cluster() as cl:
+        t = Terminal("top", "--every", "0.1", router=f"http://127.0.0.1:{cl.router.port('admin')}")
+        t.until(b"ready", "the screen")
+        admin = cl.router.port("admin")
+        cl.router.stop()
+        t.until(b"does not answer", "the router's absence to be said")
+        argv = cl.router.argv
+        argv[argv.index("--admin-port") + 1] = str(admin)
+        cl.router.start()
+        t.out = b""
+
+        def back():
+            t.out = b""
+            t.read(0.3)
+            return b"does not" not in t.out and b": ready" in t.out
+        wait_for(back, 30, "the new router")
+        t.key(b"q")
+        assert t.end() == 0
 
 
 # ---- exit statuses ----
