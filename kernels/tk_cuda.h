@@ -98,6 +98,7 @@ struct tk_attn_decode {
     uint32_t max_entries; /* capacity that scratch was sized for; no plan may have more entries */
     float scale;          /* usually 1/sqrt(head_dim) */
     bool pdl;             /* start early behind the previous kernel of the stream */
+    bool one_table;       /* tokens of one sequence: all rows have the first row's table */
 };
 /* The counters come first and take tk_attn_decode_counters() bytes, whatever the number of sequences: launches of any
  * n_seqs and max_entries may share a scratch buffer that is large enough, one after the other. */
@@ -184,7 +185,8 @@ td_err tk_rmsnorm(tk_stream s, tk_bf16 *h, const tk_bf16 *add, const tk_bf16 *ga
                   uint32_t rows, uint32_t dim, float eps);
 /* Rotates q in place and k on its way into the pool; copies v. qkv: [rows][(n_heads + 2 n_kv_heads)
  * head_dim], halves convention (Hugging Face). cos_sin: [max_pos][head_dim] float32, cos of the
- * first half, then sin. pos[r] < 0: skip the row. table_of[r]: row of the block table, NULL: r. */
+ * first half, then sin. pos[r] < 0: skip the row. table_of[r]: row of the block table, NULL: r. Before that, where given: bias is added to
+ * q, k and v, and each head of q and k is normalised (RMSNorm with eps) and multiplied by its gain. */
 struct tk_rope_kv {
     tk_bf16 *qkv;
     const float *cos_sin;
@@ -192,6 +194,9 @@ struct tk_rope_kv {
     const struct tk_kv_pool *pool; /* host */
     uint32_t rows, n_heads, n_kv_heads, head_dim, layer, table_stride, row_stride;
     bool pdl;
+    const tk_bf16 *bias;            /* [(n_heads + 2 n_kv_heads) head_dim] or NULL */
+    const tk_bf16 *q_norm, *k_norm; /* [head_dim]; both or neither */
+    float eps;                      /* only with the norms */
 };
 td_err tk_rope_kv(tk_stream s, const struct tk_rope_kv *a);
 /* out[r][i] = silu(gate) * up over gate|up rows; interleaved: by 8 as TK_FLAT_SWIGLU wants, else
@@ -210,26 +215,15 @@ struct tk_lt;
 td_err tk_lt_create(size_t workspace_bytes, struct tk_lt **out);
 struct tk_lt *tk_lt_destroy(struct tk_lt *lt); /* NULL-safe; returns NULL */
 /* Chooses the algorithm of a shape: the library's first without split-K, or with tune the fastest of its first eight,
- * timed on stream s with the given operands. Bounds: 64 shapes. */
+ * timed on stream s with the given operands. Bounds: 128 shapes. */
 struct tk_lt_product {
     const tk_bf16 *x, *w, *c; /* c: added (residual), NULL: nothing; may equal y */
     tk_bf16 *y;
     uint32_t m, n, k, ldx, ldy;
 };
 td_err tk_lt_plan(struct tk_lt *lt, tk_stream s, const struct tk_lt_product *p, bool tune);
+/* Runs with the algorithm of the smallest planned m >= p->m of the same other numbers. */
 td_err tk_lt_run(struct tk_lt *lt, tk_stream s, const struct tk_lt_product *p);
-
-/* ---- sampling from logits ---- */
-struct tk_sample_row {
-    float temperature; /* <= 0: greedy */
-    float top_p, min_p;
-    int32_t top_k; /* 0: off */
-    uint64_t seed;
-    uint32_t position; /* with seed: the counter of the generator */
-    uint32_t pad;
-};
-td_err tk_sample(tk_stream s, const float *logits, uint32_t vocab, uint32_t stride,
-                 const struct tk_sample_row *rows_dev, uint32_t rows, int32_t *out_token);
 
 #ifdef __cplusplus
 }

@@ -42,7 +42,7 @@ struct args {
     const float *cos_sin; // NULL: q is rotated and the newest KV is in the pool
     unsigned char *pool;  // this layer's slice of block 0, behind the header
     size_t block_bytes;
-    uint32_t n_seqs, n_kv, group, table_stride, q_stride, out_stride;
+    uint32_t n_seqs, n_kv, group, table_stride, table_step, q_stride, out_stride;
     float scale_log2;
 };
 
@@ -85,8 +85,7 @@ TK_DEV void cursor_fetch(cursor &c, const args &a, int warp, int lane)
     const uint32_t seq = c.next_entry >> 16, chunk = c.next_entry & 0xffff;
     c.next_len = __ldcg(a.lens + seq);
     const uint32_t page = chunk * PAGES + warp + (lane % (PAGES / WARPS)) * WARPS;
-    c.next_block =
-        page < a.table_stride ? __ldcg(a.tables + (size_t)seq * a.table_stride + page) : 0;
+    c.next_block = page < a.table_stride ? __ldcg(a.tables + (size_t)seq * a.table_step + page) : 0;
 }
 
 // Makes the prefetched item the current one and starts reading the one behind it.
@@ -658,8 +657,7 @@ TK_DEV void compute_loop(const CUtensorMap *kv, const args &a, const merge_area<
                 const uint32_t seq = entry >> 16;
                 const uint32_t at = (uint32_t)first / TK_BLOCK_TOK + p;
                 append_newest<D>(a, seq, item % a.n_kv, len - 1,
-                                 __ldcg(a.tables + (size_t)seq * a.table_stride + at), page,
-                                 f.lane);
+                                 __ldcg(a.tables + (size_t)seq * a.table_step + at), page, f.lane);
             }
             page_step<D>(st, qf, page, min(left, TK_BLOCK_TOK), f.lane, a.scale_log2);
             used++;
@@ -829,6 +827,7 @@ extern "C" td_err tk_attn_decode(tk_stream s, const struct tk_attn_decode *p)
     a.n_kv = p->n_kv_heads;
     a.group = p->n_heads / p->n_kv_heads;
     a.table_stride = p->table_stride;
+    a.table_step = p->one_table ? 0 : p->table_stride;
     a.q_stride = p->q_stride;
     a.out_stride = p->out_stride;
     a.scale_log2 = p->scale * 1.44269504088896f;

@@ -13,7 +13,7 @@
 
 namespace
 {
-constexpr int MAX_PLANS = 64;
+constexpr int MAX_PLANS = 128;
 constexpr int CANDIDATES = 8;
 constexpr int TRIALS = 5;
 
@@ -26,6 +26,7 @@ constexpr int TRIALS = 5;
     X(cublasLtMatmulDescSetAttribute)                                                              \
     X(cublasLtMatrixLayoutCreate)                                                                  \
     X(cublasLtMatrixLayoutDestroy)                                                                 \
+    X(cublasLtMatrixLayoutSetAttribute)                                                            \
     X(cublasLtMatmulPreferenceCreate)                                                              \
     X(cublasLtMatmulPreferenceDestroy)                                                             \
     X(cublasLtMatmulPreferenceSetAttribute)                                                        \
@@ -40,6 +41,7 @@ struct library {
 
 struct plan {
     uint32_t m, n, k, ldx, ldy, add;
+    uint32_t laid; // rows that the layouts say
     cublasLtMatmulDesc_t desc;
     cublasLtMatrixLayout_t a, b, d;
     cublasLtMatmulAlgo_t algo;
@@ -170,7 +172,7 @@ static td_err time_algo(tk_lt *lt, tk_stream s, const struct tk_lt_product *p, p
 static td_err fill_plan(tk_lt *lt, const struct tk_lt_product *p, plan *q)
 {
     const cublasOperation_t t = CUBLAS_OP_T;
-    q->m = p->m;
+    q->m = q->laid = p->m;
     q->n = p->n;
     q->k = p->k;
     q->ldx = p->ldx;
@@ -225,11 +227,34 @@ extern "C" td_err tk_lt_plan(tk_lt *lt, tk_stream s, const struct tk_lt_product 
     return TD_OK;
 }
 
+// The plan for the fewest rows that covers p's.
+static plan *covering_plan(tk_lt *lt, const struct tk_lt_product *p)
+{
+    plan *best = nullptr;
+    for (int i = 0; i < lt->n_plans; i++) {
+        plan *q = &lt->plans[i];
+        if (q->m >= p->m && q->n == p->n && q->k == p->k && q->ldx == p->ldx && q->ldy == p->ldy &&
+            q->add == (p->c != nullptr) && (best == nullptr || q->m < best->m)) {
+            best = q;
+        }
+    }
+    return best;
+}
+
 extern "C" td_err tk_lt_run(tk_lt *lt, tk_stream s, const struct tk_lt_product *p)
 {
-    plan *q = find_plan(lt, p);
+    plan *q = covering_plan(lt, p);
     if (q == nullptr) {
         return TD_ERR_UNSUPPORTED; // not planned
+    }
+    if (q->laid !=
+        p->m) { // the layouts are read when a product is enqueued: they may change behind it
+        const uint64_t cols = p->m;
+        TRY_LT(lt->lib.cublasLtMatrixLayoutSetAttribute_(q->b, CUBLASLT_MATRIX_LAYOUT_COLS, &cols,
+                                                         sizeof cols));
+        TRY_LT(lt->lib.cublasLtMatrixLayoutSetAttribute_(q->d, CUBLASLT_MATRIX_LAYOUT_COLS, &cols,
+                                                         sizeof cols));
+        q->laid = p->m;
     }
     return run_plan(lt, s, p, q, &q->algo);
 }

@@ -131,9 +131,74 @@ struct rope_args {
     unsigned char *pool; // first byte behind the header of this layer in block 0
     size_t block_bytes;
     uint32_t rows, n_heads, n_kv, head_dim, table_stride, row_stride;
+    const tk_bf16 *bias, *q_norm, *k_norm;
+    float eps;
 };
 
-// A thread rotates 8 pairs (i, i + D/2) of one head of one row.
+TK_DEV void add8(float x[8], const tk_bf16 *v)
+{
+    float f[8];
+    unpack8(*reinterpret_cast<const uint4 *>(v), f);
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        x[j] += f[j];
+    }
+}
+
+// RMSNorm over the head that per_head neighbouring lanes hold, 16 values each.
+TK_DEV void norm_head(float x[8], float y[8], const tk_bf16 *gain_x, const tk_bf16 *gain_y,
+                      uint32_t per_head, float eps)
+{
+    float g[8], h[8], q = 0;
+    unpack8(*reinterpret_cast<const uint4 *>(gain_x), g);
+    unpack8(*reinterpret_cast<const uint4 *>(gain_y), h);
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        q += x[j] * x[j] + y[j] * y[j];
+    }
+    const uint32_t first = threadIdx.x % 32 / per_head * per_head;
+    const uint32_t mask = (per_head == 32 ? ~0u : (1u << per_head) - 1) << first;
+    for (uint32_t d = per_head / 2; d >= 1; d /= 2) {
+        q += __shfl_xor_sync(mask, q, d);
+    }
+    const float s = rsqrtf(q / (float)(16 * per_head) + eps);
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        x[j] *= s * g[j];
+        y[j] *= s * h[j];
+    }
+}
+
+// Bias, norm and rotation of 8 pairs of a head.
+TK_DEV void shape_head(const rope_args &a, uint32_t head, uint32_t i, int pos, uint4 &lo, uint4 &hi)
+{
+    const uint32_t half = a.head_dim / 2;
+    const bool turns = head < a.n_heads + a.n_kv;
+    float x[8], y[8];
+    unpack8(lo, x);
+    unpack8(hi, y);
+    if (a.bias != nullptr) {
+        add8(x, a.bias + head * a.head_dim + 8 * i);
+        add8(y, a.bias + head * a.head_dim + half + 8 * i);
+    }
+    if (turns && a.q_norm != nullptr) {
+        const tk_bf16 *gain = (head < a.n_heads ? a.q_norm : a.k_norm) + 8 * i;
+        norm_head(x, y, gain, gain + half, a.head_dim / 16, a.eps);
+    }
+    if (turns) {
+        const float *cs = a.cos_sin + (size_t)pos * a.head_dim + 8 * i;
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            const float c = cs[j], s = cs[half + j], u = x[j];
+            x[j] = u * c - y[j] * s;
+            y[j] = y[j] * c + u * s;
+        }
+    }
+    lo = pack8(x);
+    hi = pack8(y);
+}
+
+// A thread rotates 8 pairs (i, i + D/2) of one head of one row; those of a head are neighbours in a warp.
 __global__ void __launch_bounds__(256) rope_kv_kernel(const rope_args a)
 {
     pdl_wait();
@@ -151,19 +216,8 @@ __global__ void __launch_bounds__(256) rope_kv_kernel(const rope_args a)
     tk_bf16 *src = a.qkv + (size_t)row * a.row_stride + head * a.head_dim;
     uint4 lo = __ldcg(reinterpret_cast<const uint4 *>(src) + i);
     uint4 hi = __ldcg(reinterpret_cast<const uint4 *>(src + a.head_dim / 2) + i);
-    if (head < a.n_heads + a.n_kv) {
-        const float *cs = a.cos_sin + (size_t)pos * a.head_dim + 8 * i;
-        float x[8], y[8], u[8], v[8];
-        unpack8(lo, x);
-        unpack8(hi, y);
-#pragma unroll
-        for (int j = 0; j < 8; j++) {
-            const float c = cs[j], s = cs[a.head_dim / 2 + j];
-            u[j] = x[j] * c - y[j] * s;
-            v[j] = y[j] * c + x[j] * s;
-        }
-        lo = pack8(u);
-        hi = pack8(v);
+    if (head < a.n_heads + a.n_kv || a.bias != nullptr) {
+        shape_head(a, head, i, pos, lo, hi);
     }
     tk_bf16 *dst = src;
     if (head >= a.n_heads) {
@@ -264,10 +318,16 @@ extern "C" td_err tk_rmsnorm(tk_stream s, tk_bf16 *h, const tk_bf16 *add, const 
 
 extern "C" td_err tk_rope_kv(tk_stream s, const struct tk_rope_kv *p)
 {
-    if (p->rows == 0 || p->head_dim % 16 != 0 || p->row_stride % 8 != 0) {
+    const uint32_t lanes = p->head_dim / 16; // of a head
+    if (p->rows == 0 || p->head_dim % 16 != 0 || p->row_stride % 8 != 0 || lanes == 0 ||
+        (p->q_norm != nullptr && (lanes > 32 || 32 % lanes != 0 || p->k_norm == nullptr))) {
         return TD_ERR_UNSUPPORTED;
     }
     rope_args a;
+    a.bias = p->bias;
+    a.q_norm = p->q_norm;
+    a.k_norm = p->k_norm;
+    a.eps = p->eps;
     a.qkv = p->qkv;
     a.cos_sin = p->cos_sin;
     a.pos = p->pos;

@@ -19,7 +19,22 @@ static void ref_bf16(float *p, size_t n) /* host rounding of a float array to bf
     }
 }
 
-static void check_rope(void)
+/* What a head of q, k or v is before the rotation. */
+static void shaped_head(const tk_bf16 *x, const tk_bf16 *bias, const tk_bf16 *gain, int dim,
+                        float *out)
+{
+    double q = 0;
+    for (int i = 0; i < dim; i++) {
+        out[i] = gpu_bf16_to_float(x[i]) + (bias != NULL ? gpu_bf16_to_float(bias[i]) : 0.f);
+        q += (double)out[i] * (double)out[i];
+    }
+    for (int i = 0; gain != NULL && i < dim; i++) {
+        out[i] *= (float)(1.0 / sqrt(q / dim + 1e-5)) * gpu_bf16_to_float(gain[i]);
+    }
+}
+
+/* shaped: with biases and norms of the heads. */
+static void check_rope(bool shaped)
 {
     enum { ROWS = 37, HQ = 6, HKV = 2, DIM = 128, W = (HQ + 2 * HKV) * DIM, TOKS = 700 };
     const int32_t lens[] = {TOKS, TOKS};
@@ -28,6 +43,8 @@ static void check_rope(void)
             *after = malloc(ROWS * W * 2);
     float *cs = malloc(TOKS * DIM * 4);
     int32_t pos[ROWS], tab[ROWS];
+    tk_bf16 *extra = gpu_random_bf16(W + 2 * DIM, 1.f, 77), extra_h[W + 2 * DIM];
+    gpu_download(extra_h, extra, sizeof extra_h);
     gpu_download(before, qkv, ROWS * W * 2);
     for (int i = 0; i < TOKS; i++) {
         for (int j = 0; j < DIM / 2; j++) {
@@ -42,8 +59,23 @@ static void check_rope(void)
     }
     float *cs_dev = gpu_upload(cs, TOKS * DIM * 4);
     int32_t *pos_dev = gpu_upload(pos, sizeof pos), *tab_dev = gpu_upload(tab, sizeof tab);
-    const struct tk_rope_kv a = {qkv, cs_dev, pos_dev, tab_dev, c.tables, &c.pool, ROWS,
-                                 HQ,  HKV,    DIM,     1,       c.stride, W,       false};
+    const struct tk_rope_kv a = {.qkv = qkv,
+                                 .cos_sin = cs_dev,
+                                 .pos = pos_dev,
+                                 .table_of = tab_dev,
+                                 .tables = c.tables,
+                                 .pool = &c.pool,
+                                 .rows = ROWS,
+                                 .n_heads = HQ,
+                                 .n_kv_heads = HKV,
+                                 .head_dim = DIM,
+                                 .layer = 1,
+                                 .table_stride = c.stride,
+                                 .row_stride = W,
+                                 .bias = shaped ? extra : NULL,
+                                 .q_norm = shaped ? extra + W : NULL,
+                                 .k_norm = shaped ? extra + W + DIM : NULL,
+                                 .eps = 1e-5f};
     TK(tk_rope_kv(NULL, &a));
     gpu_download(after, qkv, ROWS * W * 2);
     double worst = 0;
@@ -62,8 +94,13 @@ static void check_rope(void)
                         ((size_t)(h - HQ) * TK_BLOCK_TOK + (size_t)pos[r] % TK_BLOCK_TOK) * DIM * 2,
                     sizeof got);
             }
+            float head[DIM];
+            const tk_bf16 *gain = extra_h + W + (h < HQ ? 0 : DIM);
+            const bool touched = shaped && pos[r] >= 0;
+            shaped_head(src, touched ? extra_h + h * DIM : NULL,
+                        touched && h < HQ + HKV ? gain : NULL, DIM, head);
             for (int j = 0; j < DIM / 2; j++) {
-                float x = gpu_bf16_to_float(src[j]), y = gpu_bf16_to_float(src[j + DIM / 2]);
+                float x = head[j], y = head[j + DIM / 2];
                 if (pos[r] >= 0 && h < HQ + HKV) {
                     const float co = cs[pos[r] * DIM + j], si = cs[pos[r] * DIM + DIM / 2 + j],
                                 u = x * co - y * si;
@@ -79,8 +116,10 @@ static void check_rope(void)
             }
         }
     }
-    gpu_expect("rope + KV write, shuffled blocks, header, skipped row", worst <= 4.1e-3);
-    gpu_free(qkv), gpu_free(cs_dev), gpu_free(pos_dev), gpu_free(tab_dev);
+    gpu_expect(shaped ? "rope + KV write with biases and norms of the heads"
+                      : "rope + KV write, shuffled blocks, header, skipped row",
+               worst <= 4.1e-3);
+    gpu_free(extra), gpu_free(qkv), gpu_free(cs_dev), gpu_free(pos_dev), gpu_free(tab_dev);
     free(before), free(after), free(cs);
     gpu_kv_drop(&c);
 }
@@ -142,7 +181,8 @@ static void check_swiglu_kernel(uint32_t rows, uint32_t ffn, bool inter)
 
 void gpu_check_pointwise(void)
 {
-    check_rope();
+    check_rope(false);
+    check_rope(true);
     check_norm(5, 4096, false);
     check_norm(3, 576, true);
     check_norm(9, 8192, true);

@@ -342,8 +342,9 @@ void gm_prefill(struct gm *m, tk_stream s, float *logits, int32_t *token)
         TK(tk_rmsnorm(s, m->ph, NULL, l->n1, m->pn, rows, g->hid, EPS));
         product(m, s, m->pn, l->qkv, NULL, m->pq, m->qkv_w, g->hid);
         const struct tk_rope_kv r = {
-            m->pq,       m->cos_sin, m->p_pos, m->p_table_of,   m->tables, &m->pool, rows, g->heads,
-            g->kv_heads, g->dim,     i,        m->table_stride, m->qkv_w,  false};
+            m->pq,    m->cos_sin, m->p_pos,    m->p_table_of, m->tables, &m->pool,
+            rows,     g->heads,   g->kv_heads, g->dim,        i,         m->table_stride,
+            m->qkv_w, false,      NULL,        NULL,          NULL,      0};
         TK(tk_rope_kv(s, &r));
         const struct tk_attn_prefill a = {.kv = &m->m_kv,
                                           .q = &m->m_pq,
