@@ -30,7 +30,13 @@ struct td_seq_ref {
 };
 
 #define TD_NO_SAMPLE UINT32_MAX
-enum td_row_want { TD_WANT_LOGPROBS = 1, TD_WANT_PROMPT_LOGPROBS = 2, TD_PUSH_LAYERS = 4 };
+enum td_row_want {
+    TD_WANT_LOGPROBS = 1,
+    TD_WANT_PROMPT_LOGPROBS = 2,
+    TD_PUSH_LAYERS = 4,
+    TD_OUTPUT_TOKENS =
+        8, /* its tokens are output computed again: by the kernels that decode uses */
+};
 
 /* One sequence's part of a step: a prefill chunk, or one decode token (or several, for speculation). */
 struct td_row {

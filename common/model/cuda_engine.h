@@ -1,0 +1,39 @@
+/* cuda_engine.h - the CUDA backend of engine.h: one model on one accelerator, in bf16.
+ *
+ * What: weights and the KV pool in device memory; decode rows as one captured graph per batch size,
+ * prompt chunks (and, unless deterministic, decode rows beside them) through large products;
+ * sampling on the device. pool_base is NULL: nobody but the device reads the pool yet.
+ * Weights: BF16, F16 and F32 tensors, made bf16 on the way; quantised ones are refused.
+ * Shapes: head_dim 64 or 128, all of it turned by rope; at most TK_MAX_GROUP query heads per KV head;
+ * n_embd a multiple of 128, at most 8192; n_ffn a multiple of 64; a window only where it covers max_model_len.
+ * Numerics: "cuda-bf16-v1": a row of a pure decode step depends on nothing but itself; beside a chunk
+ * its products run in another order. "cuda-bf16-v1-det": never; every product has one order.
+ * Threads: the loop as engine.h says; one engine thread owns the stream, one waits for finished steps.
+ */
+#ifndef TD_MODEL_CUDA_ENGINE_H
+#define TD_MODEL_CUDA_ENGINE_H
+
+#include <stdbool.h>
+
+#include "common/base/err.h"
+#include "common/model/engine.h"
+
+struct td_model;
+
+struct td_cuda_engine_params {
+    int device;
+    bool deterministic;
+    double memory_utilization; /* share of the device's memory that this process may fill */
+    uint32_t n_blocks;         /* of the KV pool; 0: what memory_utilization leaves */
+    uint32_t max_rows, max_tokens, max_slots;
+    uint32_t max_model_len; /* 0: the model's */
+};
+
+td_err td_cuda_engine_create(const struct td_model *model, const struct td_cuda_engine_params *p,
+                             struct td_engine **out_engine) TD_MUST_CHECK;
+
+/* Test and tool hook: as td_cpu_engine_logits. */
+td_err td_cuda_engine_logits(struct td_engine *e, const int32_t *tokens, uint32_t n, uint32_t chunk,
+                             float *out_logits) TD_MUST_CHECK;
+
+#endif

@@ -1,0 +1,366 @@
+/* cuda_engine_plan.c - from the rows of a step to the passes that compute it. Pure: no device, no state.
+ *
+ * A decode row is one token of a sequence's output: its products run through the flat kernels, alone or
+ * with up to 63 others, in a captured graph. Everything else is wide: prompt chunks and, unless the
+ * engine is deterministic, the decode rows beside them, so that the weights are read once.
+ */
+#include <string.h>
+
+#include "common/base/assert.h"
+#include "common/model/cuda_engine_priv.h"
+
+#define GREEDY_BELOW 1e-5f /* of temperature, as the CPU engine */
+#define NOBODY       UINT32_MAX
+
+uint32_t td__cu_bucket(uint32_t n)
+{
+    uint32_t b = 0;
+    while (1u << b < n) {
+        b++;
+    }
+    return b;
+}
+
+uint32_t td__cu_class_entries(const struct td__cu_shape *c, uint32_t bucket, uint32_t cls)
+{
+    static const uint32_t per_row[TD__CU_CLASSES] = {4, 8, 16, 64,
+                                                     UINT32_MAX}; /* 1k tokens a row, .. all */
+    uint64_t n = (uint64_t)per_row[cls] << bucket;
+    return n < c->max_entries ? (uint32_t)n : c->max_entries;
+}
+
+uint32_t td__cu_class(const struct td__cu_shape *c, uint32_t bucket, uint32_t entries)
+{
+    uint32_t cls = 0;
+    while (td__cu_class_entries(c, bucket, cls) < entries) {
+        cls++;
+    }
+    return cls;
+}
+
+uint32_t td__cu_product_rows(uint32_t max_tokens, uint32_t out_m[TD__CU_MAX_M])
+{
+    /* dense where a chunk meets decode rows: a tile more costs a quarter there */
+    static const uint32_t steps[] = {32,   64,   96,   128,  192,  256,  288,  320,  384,  448,
+                                     512,  544,  576,  640,  768,  896,  1024, 1088, 1280, 1536,
+                                     2048, 2112, 2560, 3072, 4096, 5120, 6144, 8192, 12288};
+    uint32_t n = 0;
+    for (size_t i = 0; i < sizeof steps / sizeof steps[0] && steps[i] < max_tokens; i++) {
+        out_m[n++] = steps[i];
+    }
+    out_m[n++] = max_tokens;
+    return n;
+}
+
+struct build {
+    const struct td__cu_shape *c;
+    const struct td_sample_slot *slots;
+    const struct td_step *s;
+    struct td__cu_host *h;
+};
+
+static uint32_t entries_of(uint32_t len)
+{
+    return (len + TK_CHUNK_TOK - 1) / TK_CHUNK_TOK;
+}
+
+/* Output of a sequence, to be computed by the kernels of decode rows. */
+static bool is_output(const struct build *b, const struct td_step_row *row)
+{
+    if (row->from_engine || (row->want & TD_OUTPUT_TOKENS) != 0) {
+        return true;
+    }
+    return row->n == 1 && row->sampling != TD_NO_SAMPLE &&
+           row->pos >= b->slots[row->sampling].n_prompt;
+}
+
+/* --- sampling --- */
+
+static bool has_penalties(const struct td_sampling_params *p)
+{
+    return (p->repetition_penalty != 1.0f && p->repetition_penalty > 0) ||
+           p->frequency_penalty != 0 || p->presence_penalty != 0;
+}
+
+static uint32_t flags_of(const struct td_sample_slot *slot, const struct td_step_row *row,
+                         uint32_t position)
+{
+    const struct td_sampling_params *p = &slot->p;
+    uint32_t output = position > slot->n_prompt ? position - slot->n_prompt : 0, f = 0;
+    f |= has_penalties(p) ? TK_SAMPLE_PENALTIES : 0;
+    f |= p->n_bias > 0 ? TK_SAMPLE_BIAS : 0;
+    f |= p->n_stop_ids > 0 && output < p->min_tokens ? TK_SAMPLE_BAN : 0;
+    f |= (row->want & TD_WANT_LOGPROBS) != 0 ? TK_SAMPLE_LOGPROB : 0;
+    f |= row->from_engine ? TK_SAMPLE_CHAINED : 0;
+    return f;
+}
+
+static struct tk_sample_row sample_row(const struct build *b, const struct td_step_row *row)
+{
+    const struct td_sample_slot *slot = &b->slots[row->sampling];
+    const struct td_sampling_params *p = &slot->p;
+    uint32_t position = row->pos + row->n;
+    return (struct tk_sample_row){
+        .temperature = p->temperature >= GREEDY_BELOW ? p->temperature : 0,
+        .top_p = p->top_p < 1.0f ? p->top_p : 0,
+        .min_p = p->min_p,
+        .top_k = p->top_k,
+        .seed = p->seed,
+        .position = position,
+        .choice = p->choice,
+        .repetition = p->repetition_penalty,
+        .frequency = p->frequency_penalty,
+        .presence = p->presence_penalty,
+        .slot = row->sampling,
+        .flags = flags_of(slot, row, position),
+        .n_bias = (uint16_t)p->n_bias,
+        .n_stops = (uint16_t)p->n_stop_ids,
+        .live = 1,
+    };
+}
+
+static bool is_greedy(const struct tk_sample_row *r)
+{
+    return r->temperature <= 0 && (r->flags & ~(uint32_t)TK_SAMPLE_CHAINED) == 0;
+}
+
+/* --- passes --- */
+
+static struct td__cu_pass *open_pass(struct build *b, bool wide)
+{
+    struct td__cu_host *h = b->h;
+    TD_INSIST(h->n_passes < b->c->max_passes);
+    struct td__cu_pass *p = &h->passes[h->n_passes];
+    *p = (struct td__cu_pass){.wide = wide,
+                              .greedy = true,
+                              .in = h->n_passes++,
+                              .result0 = h->n_results,
+                              .table0 = h->n_tables};
+    if (!wide) {
+        memset(&h->flat[p->in], 0, sizeof h->flat[p->in]);
+    }
+    return p;
+}
+
+static void add_table(struct build *b, struct td__cu_pass *p, const struct td_step_row *row)
+{
+    struct td__cu_host *h = b->h;
+    TD_INSIST(h->n_tables < b->c->max_tables);
+    int32_t *to = h->tables + (size_t)h->n_tables++ * b->c->blocks_per_seq;
+    for (uint32_t i = 0; i < row->n_blocks; i++) {
+        to[i] = (int32_t)row->table[i];
+    }
+    p->n_tables++;
+    p->n_blocks = row->n_blocks > p->n_blocks ? row->n_blocks : p->n_blocks;
+}
+
+/* Token i of a row becomes the next row of a flat pass; the row's last token samples where the row does. */
+static void add_flat(struct build *b, struct td__cu_pass *p, uint32_t r, uint32_t i)
+{
+    const struct td_step_row *row = &b->s->rows[r];
+    struct td__cu_flat_in *in = &b->h->flat[p->in];
+    uint32_t at = p->n_tok++;
+    in->tokens[at] = row->from_engine ? 0 : b->s->tokens[row->token0 + i];
+    in->slot_of[at] = row->from_engine ? (int32_t)row->sampling : -1;
+    in->pos[at] = (int32_t)(row->pos + i);
+    in->lens[at] = in->pos[at] + 1;
+    p->entries += entries_of((uint32_t)in->lens[at]);
+    uint32_t owner = NOBODY;
+    if (row->sampling != TD_NO_SAMPLE && i + 1 == row->n) {
+        in->rows[at] = sample_row(b, row);
+        p->greedy = p->greedy && is_greedy(&in->rows[at]);
+        owner = r;
+    }
+    b->h->result_row[b->h->n_results++] = owner;
+    p->n_samples++;
+}
+
+static void close_flat(struct build *b, struct td__cu_pass *p)
+{
+    struct td__cu_flat_in *in = &b->h->flat[p->in];
+    for (uint32_t i = p->n_tok; i < TK_MAX_ROWS; i++) {
+        in->slot_of[i] = in->pos[i] = -1;
+    }
+}
+
+static bool has_room(const struct build *b, const struct td__cu_pass *p, uint32_t len)
+{
+    return p->n_tok < TK_MAX_ROWS && p->entries + entries_of(len) <= b->c->max_entries;
+}
+
+/* Output that is computed again, several tokens of one sequence: passes of their own. */
+static void add_replayed(struct build *b, uint32_t r)
+{
+    const struct td_step_row *row = &b->s->rows[r];
+    struct td__cu_pass *p = NULL;
+    for (uint32_t i = 0; i < row->n; i++) {
+        if (p == NULL || !has_room(b, p, row->pos + i + 1)) {
+            if (p != NULL) {
+                close_flat(b, p);
+                p = open_pass(b, false);
+                p->table0--; /* the one it already has */
+                p->n_tables = 1;
+                p->n_blocks = row->n_blocks;
+            } else {
+                p = open_pass(b, false);
+                add_table(b, p, row);
+            }
+            p->ordered = true;
+        }
+        add_flat(b, p, r, i);
+    }
+    close_flat(b, p);
+}
+
+static void plan_flat(struct build *b)
+{
+    struct td__cu_pass *p = NULL;
+    for (uint32_t r = 0; r < b->s->n_rows; r++) {
+        const struct td_step_row *row = &b->s->rows[r];
+        if (!row->live || !is_output(b, row) || row->n > 1) {
+            continue;
+        }
+        if (p == NULL || !has_room(b, p, row->pos + 1)) {
+            if (p != NULL) {
+                close_flat(b, p);
+            }
+            p = open_pass(b, false);
+        }
+        add_table(b, p, row);
+        add_flat(b, p, r, 0);
+    }
+    if (p != NULL) {
+        close_flat(b, p);
+    }
+    for (uint32_t r = 0; r < b->s->n_rows; r++) {
+        const struct td_step_row *row = &b->s->rows[r];
+        if (row->live && is_output(b, row) && row->n > 1) {
+            add_replayed(b, r);
+        }
+    }
+}
+
+/* --- the wide pass --- */
+
+/* Attention of n tokens from tok0 through the decode kernel, in launches of bounded work. */
+static void add_groups(struct build *b, struct td__cu_pass *p, uint32_t tok0, uint32_t n,
+                       uint32_t table0, bool one_table)
+{
+    struct td__cu_group *g = NULL;
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t entries = entries_of((uint32_t)b->h->lens[tok0 + i]);
+        if (g == NULL || g->n == TK_MAX_SEQS || g->entries + entries > b->c->max_entries) {
+            g = &b->h->groups[p->n_groups++];
+            *g = (struct td__cu_group){.tok0 = tok0 + i,
+                                       .table0 = one_table ? table0 : table0 + i,
+                                       .one_table = one_table};
+        }
+        g->n++;
+        g->entries += entries;
+    }
+}
+
+static void pick_token(struct build *b, struct td__cu_pass *p, uint32_t token, uint32_t r)
+{
+    struct td__cu_host *h = b->h;
+    const struct td_step_row *row = r != NOBODY ? &b->s->rows[r] : NULL;
+    uint32_t at = p->n_samples++;
+    h->pick[at] = (int32_t)token;
+    h->rows[at] = row != NULL ? sample_row(b, row) : (struct tk_sample_row){.slot = TK_NO_SLOT};
+    p->greedy = p->greedy && is_greedy(&h->rows[at]);
+    h->result_row[h->n_results++] = r;
+}
+
+static void add_wide(struct build *b, struct td__cu_pass *p, uint32_t r)
+{
+    const struct td_step_row *row = &b->s->rows[r];
+    struct td__cu_host *h = b->h;
+    uint32_t tok0 = p->n_tok;
+    for (uint32_t i = 0; i < row->n; i++) {
+        uint32_t t = p->n_tok++;
+        h->tokens[t] = row->from_engine ? 0 : b->s->tokens[row->token0 + i];
+        h->slot_of[t] = row->from_engine ? (int32_t)row->sampling : -1;
+        h->pos[t] = (int32_t)(row->pos + i);
+        h->lens[t] = h->pos[t] + 1;
+        h->table_of[t] = (int32_t)p->n_tables;
+        if (b->s->all_logits != NULL) {
+            pick_token(b, p, t, NOBODY);
+        }
+    }
+    if (b->s->all_logits == NULL && row->sampling != TD_NO_SAMPLE) {
+        pick_token(b, p, tok0 + row->n - 1, r);
+    }
+    add_table(b, p, row);
+}
+
+static td_err plan_wide(struct build *b, bool decode_too)
+{
+    struct td__cu_pass *p = NULL;
+    struct td__cu_host *h = b->h;
+    for (uint32_t r = 0; r < b->s->n_rows; r++) {
+        const struct td_step_row *row = &b->s->rows[r];
+        if (row->live && (b->s->all_logits != NULL || !is_output(b, row))) {
+            p = p != NULL ? p : open_pass(b, true);
+            struct tk_chunk c = {(int32_t)p->n_tok, (int32_t)row->n, (int32_t)row->pos,
+                                 (int32_t)p->n_tables};
+            add_wide(b, p, r);
+            if (b->c->decode_only) {
+                add_groups(b, p, (uint32_t)c.row0, row->n, (uint32_t)c.table, true);
+            } else {
+                h->chunks[p->n_chunks++] = c;
+            }
+        }
+    }
+    uint32_t tok0 = p != NULL ? p->n_tok : 0, table0 = p != NULL ? p->n_tables : 0;
+    for (uint32_t r = 0; decode_too && r < b->s->n_rows; r++) {
+        const struct td_step_row *row = &b->s->rows[r];
+        if (row->live && is_output(b, row) && row->n == 1) {
+            p = p != NULL ? p : open_pass(b, true);
+            add_wide(b, p, r);
+        }
+    }
+    if (p == NULL) {
+        return TD_OK;
+    }
+    if (decode_too) {
+        add_groups(b, p, tok0, p->n_tok - tok0, table0, false);
+    }
+    return tk_tiles_host(h->chunks, p->n_chunks, h->tiles, b->c->max_tiles, &p->n_tiles);
+}
+
+struct count {
+    uint32_t chunks, decode, replayed;
+};
+
+static struct count count_rows(const struct build *b)
+{
+    struct count n = {0, 0, 0};
+    for (uint32_t r = 0; r < b->s->n_rows; r++) {
+        const struct td_step_row *row = &b->s->rows[r];
+        if (row->live) {
+            uint32_t *which = !is_output(b, row) ? &n.chunks
+                              : row->n == 1      ? &n.decode
+                                                 : &n.replayed;
+            ++*which;
+        }
+    }
+    return n;
+}
+
+td_err td__cu_plan(const struct td__cu_shape *c, const struct td_sample_slot *slots,
+                   const struct td_step *s, struct td__cu_host *h)
+{
+    struct build b = {c, slots, s, h};
+    struct count n = count_rows(&b);
+    h->n_passes = h->n_results = h->n_tables = 0;
+    /* Beside a chunk, or when more than one flat pass would read the weights, decode rows go wide. */
+    bool mixed = !c->deterministic && n.decode > 0 && n.replayed == 0 &&
+                 (n.chunks > 0 || n.decode > TK_MAX_ROWS);
+    if (s->all_logits != NULL) {
+        return plan_wide(&b, false);
+    }
+    if (!mixed) {
+        plan_flat(&b);
+    }
+    return plan_wide(&b, mixed);
+}
