@@ -14,8 +14,8 @@
 #include "common/base/thread.h"
 #include "common/io/drain.h"
 #include "common/io/link_keys.h"
-#include "common/model/cpu_engine.h"
 #include "common/model/model.h"
+#include "common/node/backend.h"
 #include "common/node/node.h"
 
 struct options {
@@ -26,10 +26,10 @@ struct options {
     double trace_ratio;
     struct td_str_list served_names;
     int64_t admin_port, port, front_admin_port, max_model_len, max_seqs, max_queue, batched_tokens,
-        chunk, blocks, threads;
-    double drain_s, time_scale, budget_s, kv_memory_gib;
-    int role, isa, log_level, log_format;
-    bool trust_network, kv_checksum, vllm;
+        chunk, blocks, threads, device;
+    double drain_s, time_scale, budget_s, kv_memory_gib, gpu_share;
+    int role, isa, log_level, log_format, backend;
+    bool trust_network, kv_checksum, vllm, deterministic;
 };
 
 #define OPT(n, t, d, u, lo, hi, ch, cls, h, f)                                                     \
@@ -81,9 +81,17 @@ static const struct td_opt opts[] = {
         "tokens of one engine step", batched_tokens),
     OPT("prefill-chunk", INT, "256", "tokens", 16, 65536, NULL, BOOT,
         "prompt tokens of one request in one step", chunk),
+    OPT("backend", ENUM, "cpu", "", 0, 0, "cpu|cuda", BOOT,
+        "what computes: processors, or one Hopper GPU (with --role both)", backend),
+    OPT("device", INT, "0", "", 0, 63, NULL, BOOT, "cuda: which GPU", device),
+    OPT("gpu-memory-utilization", DOUBLE, "0.9", "", 0.01, 1, NULL, BOOT,
+        "cuda: share of the GPU's memory for weights, work and KV pool", gpu_share),
+    OPT("deterministic", BOOL, "false", "", 0, 0, NULL, BOOT,
+        "cuda: a row's result never depends on what is computed beside it; slower", deterministic),
     OPT("kv-blocks", INT, "0", "", 0, 16777216, NULL, BOOT,
-        "blocks of 16 tokens in the pool; 0: by --kv-memory", blocks),
-    OPT("kv-memory", DOUBLE, "1", "GiB", 0.001, 4096, NULL, BOOT, "memory of the KV pool",
+        "blocks of 16 tokens in the pool; 0: by --kv-memory (cpu), --gpu-memory-utilization (cuda)",
+        blocks),
+    OPT("kv-memory", DOUBLE, "1", "GiB", 0.001, 4096, NULL, BOOT, "cpu: memory of the KV pool",
         kv_memory_gib),
     OPT("threads", INT, "0", "", 0, 256, NULL, BOOT, "compute threads; 0: one for each core",
         threads),
@@ -247,19 +255,30 @@ static td_err make_engine(struct app *a)
     int64_t start = td_now_us();
     TD_TRY(td_model_open(a->o.model, &a->model));
     int64_t cores = sysconf(_SC_NPROCESSORS_ONLN);
-    struct td_cpu_engine_params p = {
-        .numerics = a->o.numerics,
-        .isa = isas[a->o.isa],
-        .n_threads = (uint32_t)(a->o.threads > 0 ? a->o.threads : (cores > 0 ? cores : 1)),
-        .n_blocks = pool_blocks(a),
-        .max_rows = (uint32_t)a->o.max_seqs,
-        .max_tokens = (uint32_t)a->o.batched_tokens,
-        .max_slots = (uint32_t)a->o.max_seqs,
-        .max_model_len = (uint32_t)a->o.max_model_len};
-    TD_TRY(td_cpu_engine_create(a->model, &p, &a->engine));
+    struct td_backend_params p = {
+        .backend = a->o.backend == 1 ? TD_BACKEND_CUDA : TD_BACKEND_CPU,
+        .serves_alone = a->role == TD_ROLE_BOTH,
+        .cpu = {.numerics = a->o.numerics,
+                .isa = isas[a->o.isa],
+                .n_threads = (uint32_t)(a->o.threads > 0 ? a->o.threads : (cores > 0 ? cores : 1)),
+                .n_blocks = pool_blocks(a),
+                .max_rows = (uint32_t)a->o.max_seqs,
+                .max_tokens = (uint32_t)a->o.batched_tokens,
+                .max_slots = (uint32_t)a->o.max_seqs,
+                .max_model_len = (uint32_t)a->o.max_model_len},
+        .cuda = {.device = (int)a->o.device,
+                 .deterministic = a->o.deterministic,
+                 .memory_utilization = a->o.gpu_share,
+                 .n_blocks = (uint32_t)a->o.blocks,
+                 .max_rows = (uint32_t)a->o.max_seqs,
+                 .max_tokens = (uint32_t)a->o.batched_tokens,
+                 .max_slots = (uint32_t)a->o.max_seqs,
+                 .max_model_len = (uint32_t)a->o.max_model_len}};
+    TD_TRY(td_backend_create(a->model, &p, &a->engine));
+    const struct td_engine_info *info = a->engine->ops->info(a->engine);
     a->model_load_s = (double)(td_now_us() - start) * 1e-6;
-    TD_LOG(INFO, "model loaded", "node=%s path=%s blocks=%u threads=%u ms=%.0f", a->name,
-           a->o.model, p.n_blocks, p.n_threads, a->model_load_s * 1e3);
+    TD_LOG(INFO, "model loaded", "node=%s path=%s numerics=%s blocks=%u ms=%.0f", a->name,
+           a->o.model, info->numerics, info->n_blocks, a->model_load_s * 1e3);
     return TD_OK;
 }
 
