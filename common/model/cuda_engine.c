@@ -300,7 +300,7 @@ static td_err make_hosts(struct td__cu *e)
     for (uint32_t i = 0; i < TD_STEPS_SLOTS; i++) {
         TD_TRY(make_host(e, &e->host[i]));
         TD_TRY(tk_event_create(&e->done[i]));
-        e->layer_done[i].ev = td_zalloc(e->info.n_layers, sizeof *e->layer_done[i].ev);
+        e->layer_done[i].ev = td_zalloc(e->info.n_layers, sizeof(tk_event));
         if (e->layer_done[i].ev == NULL) {
             return TD_ERR_NO_MEMORY;
         }

@@ -121,7 +121,7 @@ static const struct td_weight *source(const struct td__cu *e, const struct matri
         part = r / 8 % 2;
         r = r / 16 * 8 + r % 8;
     } else {
-        while (r >= m->part[part]->rows) {
+        while (part + 1 < m->n_parts && r >= m->part[part]->rows) {
             r -= m->part[part++]->rows;
         }
     }

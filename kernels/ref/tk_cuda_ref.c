@@ -98,25 +98,34 @@ static float dot(const tk_bf16 *a, const tk_bf16 *b, uint32_t n)
     return s;
 }
 
-/* ---- attention: one query head over positions 0 .. visible - 1 ---- */
+/* ---- attention ---- */
 
-static void attend(const struct tk_kv_pool *p, uint32_t layer, const int32_t *table, uint32_t head,
-                   const tk_bf16 *q, uint32_t visible, float scale, tk_bf16 *out)
+/* What one query head sees: positions 0 .. visible - 1 of a KV head. */
+struct view {
+    const struct tk_kv_pool *pool;
+    uint32_t layer, head;
+    const int32_t *table;
+    uint32_t visible;
+    float scale;
+};
+
+static void attend(const struct view *w, const tk_bf16 *q, tk_bf16 *out)
 {
-    float *o = calloc(p->head_dim, sizeof *o);
+    const uint32_t dim = w->pool->head_dim;
+    float *o = calloc(dim, sizeof *o);
     float m = -INFINITY, l = 0;
-    for (uint32_t t = 0; o != NULL && t < visible; t++) {
-        const int32_t block = table[t / TK_BLOCK_TOK];
-        const float s = dot(q, kv_at(p, layer, block, head, 0, t), p->head_dim) * scale;
-        const tk_bf16 *v = kv_at(p, layer, block, head, 1, t);
-        const float top = s > m ? s : m, f = expf(m - top), w = expf(s - top);
-        for (uint32_t i = 0; i < p->head_dim; i++) {
-            o[i] = o[i] * f + w * up(v[i]);
+    for (uint32_t t = 0; o != NULL && t < w->visible; t++) {
+        const int32_t block = w->table[t / TK_BLOCK_TOK];
+        const float s = dot(q, kv_at(w->pool, w->layer, block, w->head, 0, t), dim) * w->scale;
+        const tk_bf16 *v = kv_at(w->pool, w->layer, block, w->head, 1, t);
+        const float top = s > m ? s : m, f = expf(m - top), weight = expf(s - top);
+        for (uint32_t i = 0; i < dim; i++) {
+            o[i] = o[i] * f + weight * up(v[i]);
         }
-        l = l * f + w;
+        l = l * f + weight;
         m = top;
     }
-    for (uint32_t i = 0; o != NULL && i < p->head_dim; i++) {
+    for (uint32_t i = 0; o != NULL && i < dim; i++) {
         out[i] = down(o[i] / l);
     }
     free(o);
@@ -146,8 +155,9 @@ static void append(const struct decode_args *d, uint32_t r, tk_bf16 *row)
     for (uint32_t h = 0; h < a->n_heads + a->n_kv_heads; h++) {
         rotate(row + (size_t)h * dim, cs, dim);
     }
-    for (uint32_t h = 0; h < 2 * a->n_kv_heads; h++) {
-        memcpy(kv_at(&d->kv.pool, d->kv.layer, block, h % a->n_kv_heads, h / a->n_kv_heads, pos),
+    const uint32_t n = a->n_kv_heads;
+    for (uint32_t h = 0; h < 2 * n; h++) {
+        memcpy(kv_at(&d->kv.pool, d->kv.layer, block, h < n ? h : h - n, h >= n, pos),
                row + (size_t)(a->n_heads + h) * dim, dim * sizeof *row);
     }
 }
@@ -172,10 +182,13 @@ static void do_decode(const void *args)
             append(d, r, row);
         }
         for (uint32_t h = 0; h < a->n_heads; h++) {
-            attend(&d->kv.pool, d->kv.layer,
-                   a->tables + (a->one_table ? 0 : (size_t)r * a->table_stride),
-                   h / (a->n_heads / a->n_kv_heads), row + (size_t)h * a->head_dim,
-                   (uint32_t)a->lens[r], a->scale,
+            const struct view w = {&d->kv.pool,
+                                   d->kv.layer,
+                                   h * a->n_kv_heads / a->n_heads,
+                                   a->tables + (a->one_table ? 0 : (size_t)r * a->table_stride),
+                                   (uint32_t)a->lens[r],
+                                   a->scale};
+            attend(&w, row + (size_t)h * a->head_dim,
                    a->out + (size_t)r * a->out_stride + (size_t)h * a->head_dim);
         }
     }
@@ -242,10 +255,13 @@ static void do_prefill(const void *args)
         for (uint32_t j = first; j < first + TK_TILE_ROWS && j < (uint32_t)c->n; j++) {
             const size_t row = (size_t)c->row0 + j;
             for (uint32_t h = 0; h < a->n_heads; h++) {
-                attend(&p->kv.pool, a->layer, a->tables + (size_t)c->table * a->table_stride,
-                       h / (a->n_heads / a->n_kv_heads),
-                       (const tk_bf16 *)p->q.base + row * p->q.stride + (size_t)h * a->head_dim,
-                       (uint32_t)c->pos0 + j + 1, a->scale,
+                const struct view w = {&p->kv.pool,
+                                       a->layer,
+                                       h * a->n_kv_heads / a->n_heads,
+                                       a->tables + (size_t)c->table * a->table_stride,
+                                       (uint32_t)c->pos0 + j + 1,
+                                       a->scale};
+                attend(&w, (const tk_bf16 *)p->q.base + row * p->q.stride + (size_t)h * a->head_dim,
                        a->out + row * a->out_stride + (size_t)h * a->head_dim);
             }
         }
@@ -315,7 +331,7 @@ static void finish_flat(const struct tk_flat *a, uint32_t r, const float *y)
             a->sumsq[(size_t)(n / PART_ROWS) * TK_MAX_ROWS + r] += up(a->h[i]) * up(a->h[i]);
             break;
         case TK_FLAT_SWIGLU:
-            if (n % 16 < 8) {
+            if (n % 16 < 8 && n + 8 < a->n) {
                 a->out[(size_t)r * a->out_stride + n / 16 * 8 + n % 8] =
                     down(silu(y[n]) * y[n + 8]);
             }
@@ -340,7 +356,7 @@ static void finish_flat(const struct tk_flat *a, uint32_t r, const float *y)
 static void do_flat(const void *args)
 {
     const struct flat_args *f = args;
-    float *y = malloc(f->a.n * sizeof *y);
+    float *y = calloc(f->a.n, sizeof *y);
     for (uint32_t r = 0; y != NULL && r < f->a.rows; r++) {
         const float s = row_scale(&f->a.norm, r);
         const tk_bf16 *x = (const tk_bf16 *)f->x.base + (size_t)r * f->x.stride;
@@ -392,6 +408,7 @@ static void do_embed(const void *args)
     }
 }
 
+/* NOLINTNEXTLINE(readability-function-size): the header's */
 td_err tk_embed(tk_stream s, const tk_bf16 *table, const int32_t *tokens, uint32_t rows,
                 uint32_t dim, const tk_bf16 *gain, tk_bf16 *h, tk_bf16 *hg, float *sumsq, bool pdl)
 {
@@ -427,6 +444,7 @@ static void do_norm(const void *args)
     }
 }
 
+/* NOLINTNEXTLINE(readability-function-size): the header's */
 td_err tk_rmsnorm(tk_stream s, tk_bf16 *h, const tk_bf16 *add, const tk_bf16 *gain, tk_bf16 *out,
                   uint32_t rows, uint32_t dim, float eps)
 {
@@ -477,10 +495,10 @@ static void do_rope(const void *args)
             if (h >= a->n_heads) {
                 const int32_t block =
                     a->tables[(size_t)t * a->table_stride + (uint32_t)pos / TK_BLOCK_TOK];
-                const uint32_t kv = h - a->n_heads;
-                memcpy(kv_at(&d->pool, a->layer, block, kv % a->n_kv_heads, kv / a->n_kv_heads,
-                             (uint32_t)pos),
-                       x, a->head_dim * sizeof *x);
+                const uint32_t kv = h - a->n_heads, n = a->n_kv_heads;
+                memcpy(
+                    kv_at(&d->pool, a->layer, block, kv < n ? kv : kv - n, kv >= n, (uint32_t)pos),
+                    x, a->head_dim * sizeof *x);
             }
         }
     }
