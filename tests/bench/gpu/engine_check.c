@@ -3,11 +3,13 @@
  * engine-check PART...   exit status 1 when a check failed.
  *   check        a tiny model with heads of 128 and one of 64: logits against the float32 reference on the
  *                processors; the same ids alone and in a batch of 64, by other chunks, again, and resumed
+ *   small        every kind of pass on tiny models, for compute-sanitizer
  *   one          a decode step of one sequence of Llama-3-8B's shape
  *   step         a decode step of Llama-3-8B's shape through the engine, greedy and sampled
  *   prefill      prompts of 512, 2,048 and 8,192 tokens
  *   mixed        a chunk of 512 tokens alone and beside 32 decode rows
- *   logits FILE TOKENS OUT    every token's logits of the model FILE: raw int32 in, raw float32 out
+ *   logits MODEL TOKENS OUT    every token's logits: raw int32 in, raw float32 out
+ *   greedy MODEL TOKENS OUT    64 ids behind a prompt, by decode steps: raw int32 in and out
  */
 #include <math.h>
 #include <stdio.h>
@@ -259,6 +261,36 @@ static void check_all(void)
     }
 }
 
+/* Every kind of pass once or twice, for compute-sanitizer. */
+static void run_small(void)
+{
+    for (int i = 0; i < 4; i++) {
+        struct em m = em_tiny(i % 2 == 0 ? 128 : 64);
+        struct td_engine *e = open_engine(m.m, i >= 2, 8, 256, 512);
+        struct es_set s = es_make(e, 3, 400, 1);
+        int32_t tokens[300], ids[3];
+        struct td_row rows[3];
+        es_tokens(m.m->hp.n_vocab, 3, tokens, 300);
+        for (uint32_t k = 0; k < 3; k++) {
+            es_slot(&s, k, k == 1 ? es_sampled(1) : es_greedy(), tokens, 100, NULL, 0);
+            ids[k] = es_prefill(&s, k, tokens, 100 + 60 * k, 200, true);
+        }
+        for (uint32_t k = 0; k < 3; k++) {
+            rows[k] = es_row(&s, k, &ids[k], 1, true);
+        }
+        (void)es_step(e, rows, 3);
+        rows[0] = es_row(&s, 0, NULL, 1, true);
+        rows[1] = es_row(&s, 1, tokens, 33, false);
+        rows[2] = es_row(&s, 2, tokens, 7, true);
+        rows[2].want = TD_OUTPUT_TOKENS | TD_WANT_LOGPROBS;
+        (void)es_step(e, rows, 3);
+        es_drop(&s);
+        e->ops->destroy(e);
+        em_close(&m);
+    }
+    expect("every kind of pass", true);
+}
+
 /* ---- times ---- */
 
 static int by_value(const void *a, const void *b)
@@ -436,29 +468,63 @@ static void bench_mixed(void)
     em_close(&m);
 }
 
-/* ---- logits for another oracle ---- */
+/* ---- for another oracle ---- */
+
+enum { MAX_TOKENS = 4096 };
+
+struct oracle {
+    struct em m;
+    struct td_engine *e;
+    int32_t *tokens; /* [MAX_TOKENS] */
+    uint32_t n;
+};
+
+static struct oracle open_oracle(const char *path, const char *in)
+{
+    struct oracle o = {.m = em_open(path), .tokens = calloc(MAX_TOKENS, sizeof(int32_t))};
+    o.e = open_engine(o.m.m, false, 1, MAX_TOKENS, o.m.m->hp.n_ctx < MAX_TOKENS ? 0 : MAX_TOKENS);
+    FILE *f = fopen(in, "rb");
+    es_need(f != NULL && o.tokens != NULL ? TD_OK : TD_ERR_NO_FILE, in);
+    o.n = (uint32_t)fread(o.tokens, sizeof *o.tokens, MAX_TOKENS, f);
+    (void)fclose(f);
+    return o;
+}
+
+static void close_oracle(struct oracle *o, const char *out, const void *data, size_t bytes)
+{
+    FILE *f = fopen(out, "wb");
+    bool ok = f != NULL && fwrite(data, 1, bytes, f) == bytes;
+    es_need(f != NULL && fclose(f) == 0 && ok ? TD_OK : TD_ERR_IO, out);
+    free(o->tokens);
+    o->e->ops->destroy(o->e);
+    em_close(&o->m);
+}
 
 static void dump_logits(const char *path, const char *in, const char *out)
 {
-    struct em m = em_open(path);
-    const uint32_t vocab = m.m->hp.n_vocab;
-    struct td_engine *e = open_engine(m.m, false, 1, 4096, m.m->hp.n_ctx < 4096 ? 0 : 4096);
-    int32_t *tokens = malloc(4096 * sizeof *tokens);
-    FILE *f = fopen(in, "rb");
-    es_need(f != NULL && tokens != NULL ? TD_OK : TD_ERR_NO_FILE, in);
-    uint32_t n = (uint32_t)fread(tokens, sizeof *tokens, 4096, f);
-    (void)fclose(f);
-    float *logits = malloc((size_t)n * vocab * sizeof *logits);
+    struct oracle o = open_oracle(path, in);
+    const size_t count = (size_t)o.n * o.m.m->hp.n_vocab;
+    float *logits = malloc(count * sizeof *logits);
     es_need(logits != NULL ? TD_OK : TD_ERR_NO_MEMORY, "logits");
-    es_need(td_cuda_engine_logits(e, tokens, n, n, logits), "logits");
-    f = fopen(out, "wb");
-    bool ok =
-        f != NULL && fwrite(logits, sizeof *logits, (size_t)n * vocab, f) == (size_t)n * vocab;
-    es_need(f != NULL && fclose(f) == 0 && ok ? TD_OK : TD_ERR_IO, out);
+    es_need(td_cuda_engine_logits(o.e, o.tokens, o.n, o.n, logits), "logits");
+    close_oracle(&o, out, logits, count * sizeof *logits);
     free(logits);
-    free(tokens);
-    e->ops->destroy(e);
-    em_close(&m);
+}
+
+static void dump_greedy(const char *path, const char *in, const char *out)
+{
+    enum { MADE = 64 };
+    struct oracle o = open_oracle(path, in);
+    struct es_set s = es_make(o.e, 1, o.n + MADE, 1);
+    int32_t got[MADE];
+    es_slot(&s, 0, es_greedy(), o.tokens, o.n, NULL, 0);
+    got[0] = es_prefill(&s, 0, o.tokens, o.n, o.n, true);
+    for (int i = 1; i < MADE; i++) {
+        struct td_row row = es_row(&s, 0, NULL, 1, true);
+        got[i] = es_step(o.e, &row, 1).rows[0].ids[0];
+    }
+    es_drop(&s);
+    close_oracle(&o, out, got, sizeof got);
 }
 
 int main(int argc, char **argv)
@@ -466,13 +532,14 @@ int main(int argc, char **argv)
     static const struct {
         const char *name;
         void (*run)(void);
-    } parts[] = {{"check", check_all},
-                 {"one", bench_one},
-                 {"step", bench_step},
-                 {"prefill", bench_prefill},
-                 {"mixed", bench_mixed}};
+    } parts[] = {{"check", check_all}, {"small", run_small},       {"one", bench_one},
+                 {"step", bench_step}, {"prefill", bench_prefill}, {"mixed", bench_mixed}};
     if (argc == 5 && strcmp(argv[1], "logits") == 0) {
         dump_logits(argv[2], argv[3], argv[4]);
+        return 0;
+    }
+    if (argc == 5 && strcmp(argv[1], "greedy") == 0) {
+        dump_greedy(argv[2], argv[3], argv[4]);
         return 0;
     }
     for (int i = 1; i < argc; i++) {
