@@ -222,7 +222,8 @@ struct tk_lt_product {
     uint32_t m, n, k, ldx, ldy;
 };
 td_err tk_lt_plan(struct tk_lt *lt, tk_stream s, const struct tk_lt_product *p, bool tune);
-/* Runs with the algorithm of the smallest planned m >= p->m of the same other numbers. */
+/* Runs with an algorithm planned for some m >= p->m and the same other numbers: the fastest where they were timed, else that
+ * of the least m. */
 td_err tk_lt_run(struct tk_lt *lt, tk_stream s, const struct tk_lt_product *p);
 
 #ifdef __cplusplus

@@ -42,6 +42,7 @@ struct library {
 struct plan {
     uint32_t m, n, k, ldx, ldy, add;
     uint32_t laid; // rows that the layouts say
+    float ms;      // as tuned; 0: not timed
     cublasLtMatmulDesc_t desc;
     cublasLtMatrixLayout_t a, b, d;
     cublasLtMatmulAlgo_t algo;
@@ -223,18 +224,19 @@ extern "C" td_err tk_lt_plan(tk_lt *lt, tk_stream s, const struct tk_lt_product 
         }
     }
     q->algo = got[pick].algo;
+    q->ms = tune ? best : 0.f;
     lt->n_plans++;
     return TD_OK;
 }
 
-// The plan for the fewest rows that covers p's.
+// Of the plans that cover p's rows the fastest: an algorithm chosen for more rows sometimes wins. Untimed: the fewest rows.
 static plan *covering_plan(tk_lt *lt, const struct tk_lt_product *p)
 {
     plan *best = nullptr;
     for (int i = 0; i < lt->n_plans; i++) {
         plan *q = &lt->plans[i];
         if (q->m >= p->m && q->n == p->n && q->k == p->k && q->ldx == p->ldx && q->ldy == p->ldy &&
-            q->add == (p->c != nullptr) && (best == nullptr || q->m < best->m)) {
+            q->add == (p->c != nullptr) && (best == nullptr || (q->ms != best->ms ? q->ms < best->ms : q->m < best->m))) {
             best = q;
         }
     }

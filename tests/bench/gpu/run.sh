@@ -33,5 +33,15 @@ theirs step
 ours step
 theirs prefill
 ours prefill
+# The engine over the same operations, where it is built beside gpu-bench.
+engine=$(dirname "$bench")/engine-check
+if [ -x "$engine" ]; then
+    timeout 120 "$engine" check 2>> "$out/errors.log" | tee "$out/engine.log" | grep -v '^ok' || true
+    echo "engine checks: $(grep -c '^ok' "$out/engine.log") passed, $(grep -c '^FAIL' "$out/engine.log") failed"
+    grep -q '^FAIL' "$out/engine.log" && failed=1
+    for part in step prefill mixed; do
+        timeout 120 "$engine" $part >> "$out/ours.json" 2>> "$out/errors.log" || failed=1
+    done
+fi
 python3 "$here/table.py" "$out/ours.json" "$out/peer.json" "$out/table.json"
 exit $failed

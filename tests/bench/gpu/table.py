@@ -10,8 +10,10 @@ import os
 import sys
 
 PEERS = {"attn": "attn.flashinfer_fa3", "decode": "decode.flashinfer_tc", "decode.rotated": None,
-         "step": "step.cublas_flashinfer", "prefill": "prefill.cublas_flashinfer", "flat": None}
+         "step": "step.cublas_flashinfer", "prefill": "prefill.cublas_flashinfer", "flat": None,
+         "engine_step": "step.cublas_flashinfer", "engine_prefill": "prefill.cublas_flashinfer"}
 KEYS = ("op", "rows", "n", "k", "tiled", "B", "ctx", "S")
+OURS = ("sampling", "in_flight", "chunk", "decode_rows", "deterministic")  # that no peer has
 
 
 def lines(path):
@@ -21,8 +23,8 @@ def lines(path):
         return [json.loads(line) for line in f if line.startswith("{")]
 
 
-def case(row):
-    return tuple(f"{k}={row[k]}" for k in KEYS if k in row)
+def case(row, keys=KEYS):
+    return tuple(f"{k}={row[k]}" for k in keys if k in row)
 
 
 def main():
@@ -42,12 +44,12 @@ def main():
         row["pct_ceiling"] = round(100 * reached / ceiling, 1) if ceiling and reached else None
         table.append(row)
     print(f"ceilings: read {read} GB/s, product {product} TFLOP/s")
-    print(f"{'case':44} {'ours us':>10} {'peer us':>10} {'ratio':>6} {'GB/s':>6} {'TFLOP/s':>8} {'%':>6}")
+    print(f"{'case':64} {'ours us':>10} {'peer us':>10} {'ratio':>6} {'GB/s':>6} {'TFLOP/s':>8} {'%':>6}")
     for row in table:
-        name = " ".join((row["name"],) + case(row))
+        name = " ".join((row["name"],) + case(row, KEYS + OURS))
         show = [row["us_median"], row["peer_us"], row["ratio"], row.get("gbps"),
                 row.get("tflops"), row["pct_ceiling"]]
-        print(f"{name:44} " + " ".join(f"{'-' if v is None else v:>{w}}" for v, w in zip(show, (10, 10, 6, 6, 8, 6))))
+        print(f"{name:64} " + " ".join(f"{'-' if v is None else v:>{w}}" for v, w in zip(show, (10, 10, 6, 6, 8, 6))))
     with open(sys.argv[3], "w", encoding="utf-8") as f:
         json.dump({"read_gbps": read, "product_tflops": product, "rows": table}, f, indent=1)
 
