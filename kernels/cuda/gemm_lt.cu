@@ -236,7 +236,8 @@ static plan *covering_plan(tk_lt *lt, const struct tk_lt_product *p)
     for (int i = 0; i < lt->n_plans; i++) {
         plan *q = &lt->plans[i];
         if (q->m >= p->m && q->n == p->n && q->k == p->k && q->ldx == p->ldx && q->ldy == p->ldy &&
-            q->add == (p->c != nullptr) && (best == nullptr || (q->ms != best->ms ? q->ms < best->ms : q->m < best->m))) {
+            q->add == (p->c != nullptr) &&
+            (best == nullptr || (q->ms != best->ms ? q->ms < best->ms : q->m < best->m))) {
             best = q;
         }
     }
