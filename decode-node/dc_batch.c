@@ -65,6 +65,7 @@ static bool fill_prefill(struct dc_core *c, struct dc_seq *s, const struct td_ba
     row->pos = s->submitted_tok;
     row->n = plan->n;
     row->tokens = nd_work_tokens(c->r.works, &s->w, s->submitted_tok, plan->n, c->r.out);
+    row->output_pos = nd_work_output_pos(&s->w);
     row->sampling = TD_NO_SAMPLE;
     if (plan->last) {
         row->sampling = s->slot - 1;

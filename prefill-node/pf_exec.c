@@ -94,7 +94,8 @@ static bool fill_row(struct pf_core *c, struct pf_seq *s, const struct td_batch_
                            .table = table,
                            .n_blocks = n_blocks,
                            .sampling = plan->last ? s->slot - 1 : TD_NO_SAMPLE,
-                           .want = want};
+                           .want = want,
+                           .output_pos = nd_work_output_pos(&s->w)};
     return true;
 }
 

@@ -198,6 +198,7 @@ static void *engine_main(void *arg)
 static td_err wait_step(struct td__cu *e, const struct td_step *s, uint32_t slot)
 {
     const struct td__cu_host *h = &e->host[slot];
+    /* layers are told by the wide pass only where nothing comes behind it */
     bool wide = h->n_passes > 0 && h->passes[h->n_passes - 1].wide;
     for (uint32_t i = 0; s->push_layers && wide && i + 1 < e->info.n_layers; i++) {
         TD_TRY(tk_event_wait(e->layer_done[slot].ev[i]));
@@ -445,7 +446,7 @@ static void describe_shape(struct td__cu *e, const struct td_cuda_engine_params 
     c->max_tiles = p->max_tokens / TK_TILE_ROWS + p->max_rows;
     c->max_passes = p->max_rows + p->max_tokens / TK_MAX_ROWS + 2;
     c->max_samples = p->max_tokens;
-    c->max_tables = p->max_rows;
+    c->max_tables = 2 * p->max_rows; /* a row may be in a wide and in a flat pass */
 }
 
 static void describe(struct td__cu *e, const struct td_cuda_engine_params *p)

@@ -2,7 +2,8 @@
  *
  * A decode row is one token of a sequence's output: its products run through the flat kernels, alone or
  * with up to 63 others, in a captured graph. Everything else is wide: prompt chunks and, unless the
- * engine is deterministic, the decode rows beside them, so that the weights are read once.
+ * engine is deterministic, the decode rows beside them, so that the weights are read once. Output that
+ * is computed again runs flat in a deterministic engine, several tokens of one sequence to a pass.
  */
 #include <string.h>
 
@@ -64,14 +65,29 @@ static uint32_t entries_of(uint32_t len)
     return (len + TK_CHUNK_TOK - 1) / TK_CHUNK_TOK;
 }
 
-/* Output of a sequence, to be computed by the kernels of decode rows. */
-static bool is_output(const struct build *b, const struct td_step_row *row)
+/* One token of a sequence's output: a decode row. */
+static bool is_decode(const struct build *b, const struct td_step_row *row)
 {
-    if (row->from_engine || (row->want & TD_OUTPUT_TOKENS) != 0) {
-        return true;
+    return row->from_engine || (row->n == 1 && row->sampling != TD_NO_SAMPLE &&
+                                row->pos >= b->slots[row->sampling].n_prompt);
+}
+
+/* Leading tokens of a row that a wide pass computes as a chunk. Behind them is output that is computed again, which only
+ * a deterministic engine tells apart. */
+static uint32_t chunk_part(const struct build *b, const struct td_step_row *row)
+{
+    if (is_decode(b, row)) {
+        return 0;
     }
-    return row->n == 1 && row->sampling != TD_NO_SAMPLE &&
-           row->pos >= b->slots[row->sampling].n_prompt;
+    if (!b->c->deterministic || row->output_pos == 0 || row->output_pos >= row->pos + row->n) {
+        return row->n;
+    }
+    return row->output_pos > row->pos ? row->output_pos - row->pos : 0;
+}
+
+static bool has_replayed(const struct build *b, const struct td_step_row *row)
+{
+    return row->live && !is_decode(b, row) && chunk_part(b, row) < row->n;
 }
 
 /* --- sampling --- */
@@ -188,36 +204,41 @@ static bool has_room(const struct build *b, const struct td__cu_pass *p, uint32_
     return p->n_tok < TK_MAX_ROWS && p->entries + entries_of(len) <= b->c->max_entries;
 }
 
-/* Output that is computed again, several tokens of one sequence: passes of their own. */
+/* A pass of output that is computed again; the row's table is there already unless it is the row's first. */
+static struct td__cu_pass *open_replayed(struct build *b, const struct td_step_row *row, bool first)
+{
+    struct td__cu_pass *p = open_pass(b, false);
+    p->ordered = true;
+    if (first) {
+        add_table(b, p, row);
+    } else {
+        p->table0--;
+        p->n_tables = 1;
+        p->n_blocks = row->n_blocks;
+    }
+    return p;
+}
+
 static void add_replayed(struct build *b, uint32_t r)
 {
     const struct td_step_row *row = &b->s->rows[r];
-    struct td__cu_pass *p = NULL;
-    for (uint32_t i = 0; i < row->n; i++) {
-        if (p == NULL || !has_room(b, p, row->pos + i + 1)) {
-            if (p != NULL) {
-                close_flat(b, p);
-                p = open_pass(b, false);
-                p->table0--; /* the one it already has */
-                p->n_tables = 1;
-                p->n_blocks = row->n_blocks;
-            } else {
-                p = open_pass(b, false);
-                add_table(b, p, row);
-            }
-            p->ordered = true;
+    struct td__cu_pass *p = open_replayed(b, row, true);
+    for (uint32_t i = chunk_part(b, row); i < row->n; i++) {
+        if (!has_room(b, p, row->pos + i + 1)) {
+            close_flat(b, p);
+            p = open_replayed(b, row, false);
         }
         add_flat(b, p, r, i);
     }
     close_flat(b, p);
 }
 
-static void plan_flat(struct build *b)
+static void plan_decode(struct build *b)
 {
     struct td__cu_pass *p = NULL;
     for (uint32_t r = 0; r < b->s->n_rows; r++) {
         const struct td_step_row *row = &b->s->rows[r];
-        if (!row->live || !is_output(b, row) || row->n > 1) {
+        if (!row->live || !is_decode(b, row)) {
             continue;
         }
         if (p == NULL || !has_room(b, p, row->pos + 1)) {
@@ -231,12 +252,6 @@ static void plan_flat(struct build *b)
     }
     if (p != NULL) {
         close_flat(b, p);
-    }
-    for (uint32_t r = 0; r < b->s->n_rows; r++) {
-        const struct td_step_row *row = &b->s->rows[r];
-        if (row->live && is_output(b, row) && row->n > 1) {
-            add_replayed(b, r);
-        }
     }
 }
 
@@ -271,12 +286,13 @@ static void pick_token(struct build *b, struct td__cu_pass *p, uint32_t token, u
     h->result_row[h->n_results++] = r;
 }
 
-static void add_wide(struct build *b, struct td__cu_pass *p, uint32_t r)
+/* The first n tokens of a row. */
+static void add_wide(struct build *b, struct td__cu_pass *p, uint32_t r, uint32_t n)
 {
     const struct td_step_row *row = &b->s->rows[r];
     struct td__cu_host *h = b->h;
     uint32_t tok0 = p->n_tok;
-    for (uint32_t i = 0; i < row->n; i++) {
+    for (uint32_t i = 0; i < n; i++) {
         uint32_t t = p->n_tok++;
         h->tokens[t] = row->from_engine ? 0 : b->s->tokens[row->token0 + i];
         h->slot_of[t] = row->from_engine ? (int32_t)row->sampling : -1;
@@ -287,8 +303,8 @@ static void add_wide(struct build *b, struct td__cu_pass *p, uint32_t r)
             pick_token(b, p, t, NOBODY);
         }
     }
-    if (b->s->all_logits == NULL && row->sampling != TD_NO_SAMPLE) {
-        pick_token(b, p, tok0 + row->n - 1, r);
+    if (b->s->all_logits == NULL && row->sampling != TD_NO_SAMPLE && n == row->n) {
+        pick_token(b, p, tok0 + n - 1, r);
     }
     add_table(b, p, row);
 }
@@ -299,24 +315,26 @@ static td_err plan_wide(struct build *b, bool decode_too)
     struct td__cu_host *h = b->h;
     for (uint32_t r = 0; r < b->s->n_rows; r++) {
         const struct td_step_row *row = &b->s->rows[r];
-        if (row->live && (b->s->all_logits != NULL || !is_output(b, row))) {
-            p = p != NULL ? p : open_pass(b, true);
-            struct tk_chunk c = {(int32_t)p->n_tok, (int32_t)row->n, (int32_t)row->pos,
-                                 (int32_t)p->n_tables};
-            add_wide(b, p, r);
-            if (b->c->decode_only) {
-                add_groups(b, p, (uint32_t)c.row0, row->n, (uint32_t)c.table, true);
-            } else {
-                h->chunks[p->n_chunks++] = c;
-            }
+        uint32_t n = b->s->all_logits != NULL ? row->n : row->live ? chunk_part(b, row) : 0;
+        if (!row->live || n == 0) {
+            continue;
+        }
+        p = p != NULL ? p : open_pass(b, true);
+        struct tk_chunk c = {(int32_t)p->n_tok, (int32_t)n, (int32_t)row->pos,
+                             (int32_t)p->n_tables};
+        add_wide(b, p, r, n);
+        if (b->c->decode_only) {
+            add_groups(b, p, (uint32_t)c.row0, n, (uint32_t)c.table, true);
+        } else {
+            h->chunks[p->n_chunks++] = c;
         }
     }
     uint32_t tok0 = p != NULL ? p->n_tok : 0, table0 = p != NULL ? p->n_tables : 0;
     for (uint32_t r = 0; decode_too && r < b->s->n_rows; r++) {
         const struct td_step_row *row = &b->s->rows[r];
-        if (row->live && is_output(b, row) && row->n == 1) {
+        if (row->live && is_decode(b, row)) {
             p = p != NULL ? p : open_pass(b, true);
-            add_wide(b, p, r);
+            add_wide(b, p, r, 1);
         }
     }
     if (p == NULL) {
@@ -328,39 +346,35 @@ static td_err plan_wide(struct build *b, bool decode_too)
     return tk_tiles_host(h->chunks, p->n_chunks, h->tiles, b->c->max_tiles, &p->n_tiles);
 }
 
-struct count {
-    uint32_t chunks, decode, replayed;
-};
-
-static struct count count_rows(const struct build *b)
+/* Beside a chunk, or when more than one flat pass would read the weights, decode rows go wide. */
+static bool is_mixed(const struct build *b)
 {
-    struct count n = {0, 0, 0};
+    uint32_t chunks = 0, decode = 0;
     for (uint32_t r = 0; r < b->s->n_rows; r++) {
         const struct td_step_row *row = &b->s->rows[r];
-        if (row->live) {
-            uint32_t *which = !is_output(b, row) ? &n.chunks
-                              : row->n == 1      ? &n.decode
-                                                 : &n.replayed;
-            ++*which;
-        }
+        decode += row->live && is_decode(b, row);
+        chunks += row->live && !is_decode(b, row);
     }
-    return n;
+    return !b->c->deterministic && decode > 0 && (chunks > 0 || decode > TK_MAX_ROWS);
 }
 
 td_err td__cu_plan(const struct td__cu_shape *c, const struct td_sample_slot *slots,
                    const struct td_step *s, struct td__cu_host *h)
 {
     struct build b = {c, slots, s, h};
-    struct count n = count_rows(&b);
     h->n_passes = h->n_results = h->n_tables = 0;
-    /* Beside a chunk, or when more than one flat pass would read the weights, decode rows go wide. */
-    bool mixed = !c->deterministic && n.decode > 0 && n.replayed == 0 &&
-                 (n.chunks > 0 || n.decode > TK_MAX_ROWS);
     if (s->all_logits != NULL) {
         return plan_wide(&b, false);
     }
+    bool mixed = is_mixed(&b);
     if (!mixed) {
-        plan_flat(&b);
+        plan_decode(&b);
     }
-    return plan_wide(&b, mixed);
+    TD_TRY(plan_wide(&b, mixed));
+    for (uint32_t r = 0; r < s->n_rows; r++) { /* behind the chunks that they follow */
+        if (has_replayed(&b, &s->rows[r])) {
+            add_replayed(&b, r);
+        }
+    }
+    return TD_OK;
 }

@@ -48,8 +48,11 @@ struct td_row {
     const td_block_id
         *table; /* blocks of positions 0 .. pos + n - 1, borrowed until submit returns */
     uint32_t n_blocks;
-    uint32_t sampling; /* slot of its sampling state, or TD_NO_SAMPLE (not the last chunk) */
-    uint32_t want;     /* enum td_row_want */
+    uint32_t sampling;   /* slot of its sampling state, or TD_NO_SAMPLE (not the last chunk) */
+    uint32_t want;       /* enum td_row_want */
+    uint32_t output_pos; /* tokens from this position on are output of the sequence that is computed
+                            again, after a replay; 0: none. A deterministic engine whose decode rows
+                            add in another order than chunks computes them as it did before. */
 };
 
 struct td_row_result {

@@ -145,6 +145,7 @@ static void add_row(const struct td_steps *q, struct td_step *s, const struct td
         row->token0 = s->n_tok;
         row->sampling = in->sampling;
         row->want = in->want;
+        row->output_pos = in->output_pos;
         row->n_blocks = (in->pos + in->n + TD_KV_HASH_TOK - 1) / TD_KV_HASH_TOK;
         row->table = s->tables + (size_t)r * q->blocks_per_seq;
         memcpy(row->table, in->table, row->n_blocks * sizeof *row->table);

@@ -27,7 +27,7 @@ struct td_step_row {
     uint32_t pos, n;
     uint32_t token0;   /* of its tokens in the step's flat list */
     uint32_t sampling; /* slot or TD_NO_SAMPLE */
-    uint32_t want;
+    uint32_t want, output_pos;
     uint32_t n_blocks;
     td_block_id *table; /* in the step's arena */
 };

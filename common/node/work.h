@@ -45,6 +45,12 @@ struct nd_work {
     struct nd_span bias;
 };
 
+/* Where a replayed request's own output begins in its prompt, for td_row.output_pos; 0: nowhere. */
+static inline uint32_t nd_work_output_pos(const struct nd_work *work)
+{
+    return work->n_replayed > 0 ? work->n_prompt - work->n_replayed : 0;
+}
+
 enum nd_grave { ND_GRAVE_NONE, ND_GRAVE_ENDED, ND_GRAVE_CANCELLED };
 
 struct nd_works;

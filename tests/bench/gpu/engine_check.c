@@ -205,10 +205,14 @@ static uint32_t run_resumed(struct work *w)
     for (uint32_t i = 0; i < SEQS; i++) {
         int32_t got[GEN];
         set_slot(&s, w, i, KEPT);
-        (void)es_prefill(&s, i, w->prompt[i], w->len[i], 100, false);
+        const uint32_t head = w->len[i] - w->len[i] % 64; /* a chunk may end the prompt and go on */
+        int32_t rest[64 + KEPT];
+        (void)es_prefill(&s, i, w->prompt[i], head, 100, false);
         memcpy(got, w->alone[i], sizeof got);
-        struct td_row row = es_row(&s, i, got, KEPT, true);
-        row.want = TD_OUTPUT_TOKENS;
+        memcpy(rest, w->prompt[i] + head, (w->len[i] - head) * sizeof *rest);
+        memcpy(rest + (w->len[i] - head), got, KEPT * sizeof *rest);
+        struct td_row row = es_row(&s, i, rest, w->len[i] - head + KEPT, true);
+        row.output_pos = w->len[i];
         got[KEPT] = es_step(w->e, &row, 1).rows[0].ids[0];
         for (uint32_t g = KEPT + 1; g < GEN; g++) {
             row = es_row(&s, i, NULL, 1, true);
@@ -282,7 +286,8 @@ static void run_small(void)
         rows[0] = es_row(&s, 0, NULL, 1, true);
         rows[1] = es_row(&s, 1, tokens, 33, false);
         rows[2] = es_row(&s, 2, tokens, 7, true);
-        rows[2].want = TD_OUTPUT_TOKENS | TD_WANT_LOGPROBS;
+        rows[2].want = TD_WANT_LOGPROBS;
+        rows[2].output_pos = rows[2].pos + 2;
         (void)es_step(e, rows, 3);
         es_drop(&s);
         e->ops->destroy(e);

@@ -515,6 +515,30 @@ static void a_ticket_of_another_life_or_a_spent_one_is_refused(void **state)
 
 /* ---- room ---- */
 
+/* A replay that D prefills itself: the engine is told where the request's own output begins. */
+static void a_local_replay_tells_where_its_output_begins(void **state)
+{
+    struct rig_params p = {.local_prefill = true};
+    int32_t ids[47];
+    (void)state;
+    struct rig *r = one(&p);
+    struct td_wire_request whole = rig_request(4, 40, 20);
+    for (uint32_t i = 0; i < 47; i++) {
+        ids[i] = i < 40 ? whole.prompt[i] : rig_expect(&whole, i - 40);
+    }
+    struct td_wire_request rest = whole;
+    rest.prompt = ids;
+    rest.n_prompt = 47;
+    rest.n_replayed = 7;
+    rest.id.attempt = 1;
+    struct td_wire_msg m = rig_reserve_local(&rest);
+    rig_msg(r, D, &m, TD_OK);
+    rig_settle(r);
+    assert_int_equal(rig_tokens(r, &rest), 13);
+    assert_int_equal(r->node[D].output_pos, 40);
+    (void)rig_destroy(r);
+}
+
 static struct td_wire_request local(struct rig *r, uint64_t counter, uint32_t prompt, uint32_t out,
                                     int32_t priority)
 {
@@ -872,6 +896,7 @@ static void the_last_word_carries_times_sizes_and_the_trace(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_local_replay_tells_where_its_output_begins),
         cmocka_unit_test(counts_and_the_last_word_tell_where_a_request_is),
         cmocka_unit_test(the_last_word_carries_times_sizes_and_the_trace),
         cmocka_unit_test(every_event_in_every_state_is_answered_as_the_table_says),

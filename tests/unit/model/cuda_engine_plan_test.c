@@ -35,7 +35,7 @@ static struct fixture *fixture_new(bool deterministic)
                                  .max_tiles = TOKENS / TK_TILE_ROWS + ROWS,
                                  .max_passes = ROWS + TOKENS / TK_MAX_ROWS + 2,
                                  .max_samples = TOKENS,
-                                 .max_tables = ROWS};
+                                 .max_tables = 2 * ROWS};
     f->slots = zeros(SLOTS, sizeof *f->slots);
     for (uint32_t i = 0; i < SLOTS; i++) {
         f->slots[i].p.top_p = f->slots[i].p.repetition_penalty = 1;
@@ -49,7 +49,7 @@ static struct fixture *fixture_new(bool deterministic)
     }
     struct td__cu_host *h = &f->h;
     h->flat = zeros(f->c.max_passes, sizeof *h->flat);
-    h->tables = zeros((size_t)ROWS * BLOCKS, sizeof *h->tables);
+    h->tables = zeros((size_t)2 * ROWS * BLOCKS, sizeof *h->tables);
     h->tokens = zeros(TOKENS, sizeof *h->tokens);
     h->slot_of = zeros(TOKENS, sizeof *h->slot_of);
     h->pos = zeros(TOKENS, sizeof *h->pos);
@@ -224,8 +224,8 @@ static void work_of_one_launch_is_bounded(void **state)
 
 static void replayed_output_keeps_its_order_and_samples_once(void **state)
 {
-    struct fixture *f = fixture_new(false);
-    add(f, 10, 70, 2)->want = TD_OUTPUT_TOKENS;
+    struct fixture *f = fixture_new(true);
+    add(f, 10, 70, 2)->output_pos = 10;
     add(f, 30, 1, 0);
     plan(f);
     assert_int_equal(f->h.n_passes, 3);
@@ -241,6 +241,27 @@ static void replayed_output_keeps_its_order_and_samples_once(void **state)
     assert_int_equal(f->h.flat[2].rows[4].live, 0);
     assert_int_equal(f->h.result_row[1], UINT32_MAX);
     assert_int_equal(f->h.result_row[70], 0);
+    f->c.deterministic = false; /* then it is a chunk as any other */
+    plan(f);
+    assert_int_equal(f->h.n_passes, 1);
+    assert_int_equal(f->h.passes[0].n_tok, 71);
+    fixture_free(f);
+}
+
+static void a_row_may_end_its_prompt_and_go_on_with_output(void **state)
+{
+    struct fixture *f = fixture_new(true);
+    add(f, 4, 20, 2)->output_pos = 10;
+    plan(f);
+    assert_int_equal(f->h.n_passes, 2);
+    assert_true(f->h.passes[0].wide);
+    assert_int_equal(f->h.passes[0].n_tok, 6);
+    assert_int_equal(f->h.passes[0].n_samples, 0);
+    assert_true(f->h.passes[1].ordered);
+    assert_int_equal(f->h.passes[1].n_tok, 14);
+    assert_int_equal(f->h.flat[1].pos[0], 10);
+    assert_int_equal(f->h.flat[1].tokens[0], 5006);
+    assert_int_equal(f->h.result_row[13], 0);
     fixture_free(f);
 }
 
@@ -307,6 +328,7 @@ int main(void)
         cmocka_unit_test(many_decode_rows_are_cut_at_64_or_go_wide),
         cmocka_unit_test(work_of_one_launch_is_bounded),
         cmocka_unit_test(replayed_output_keeps_its_order_and_samples_once),
+        cmocka_unit_test(a_row_may_end_its_prompt_and_go_on_with_output),
         cmocka_unit_test(settings_become_flags),
         cmocka_unit_test(buckets_and_classes_hold_what_they_must),
     };

@@ -184,6 +184,7 @@ static void a_replay_continues_where_the_last_attempt_stopped(void **state)
     rig_ask(r, P, D, &rest);
     rig_settle(r);
     assert_int_equal(rig_tokens(r, &rest), 13);
+    assert_int_equal(r->node[P].output_pos, 40); /* the engine is told where its output began */
     assert_int_equal(rig_finish_of(r, &rest.id), TD_FINISH_LENGTH);
     assert_both_idle(r);
     (void)rig_destroy(r);

@@ -480,6 +480,7 @@ static void do_step(struct rig_node *n, const struct nd_action *a)
                              .tokens = copy_of(row->tokens, row->n * sizeof *row->tokens),
                              .table = copy_of(row->table, row->n_blocks * sizeof *row->table)};
         tokens += row->n;
+        n->output_pos = row->n > 1 ? row->output_pos : n->output_pos;
     }
     assert_true(tokens <= n->info.max_tokens);
 }

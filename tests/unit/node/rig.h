@@ -57,6 +57,7 @@ struct rig_node {
     struct rig_row rows[RIG_MAX_ROWS];
     uint32_t n_rows; /* 0: no step under way */
     td_ticket ticket;
+    uint32_t output_pos; /* of the last row of several tokens */
     struct rig_land lands[RIG_MAX_LANDS];
     uint32_t n_lands;
     struct rig_push pushes[RIG_MAX_PUSH]; /* not posted yet: gated, or held by the test */

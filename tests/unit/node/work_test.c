@@ -149,6 +149,7 @@ static void the_sampling_state_splits_prompt_and_output(void **state)
     assert_int_equal(s->p.bias[1].id, 4);
     const int32_t *piece = nd_work_tokens(w, work, 33, 40, &out);
     assert_memory_equal(piece, q.prompt + 33, 40 * sizeof(int32_t));
+    assert_int_equal(nd_work_output_pos(work), 80);
     nd_actions_fini(&out);
     (void)nd_works_destroy(w);
 }
