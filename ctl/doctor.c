@@ -1,21 +1,32 @@
 #include "ctl/doctor.h"
 
 #include "common/base/mem.h"
+#include "ctl/doctor_cluster.h"
 #include "ctl/doctor_host.h"
 #include "ctl/doctor_model.h"
 #include "ctl/doctor_net.h"
 #include "ctl/report.h"
 
 struct options {
+    struct ctl_admin admin;
+    bool cluster;
     char *model, *chat_template, *kv_device;
     struct td_str_list listen, transports;
     bool trust_network, json, measure;
     int format;
-    int64_t megabytes;
+    int64_t megabytes, probe_tokens;
     double kv_memory_gib;
 };
 
 static const struct td_opt opts[] = {
+    CTL_OPT(
+        "cluster", BOOL, "false", "", 0, 0, NULL,
+        "examine a running cluster by its router instead of this machine; --no-measure sends no "
+        "request through the pairs",
+        cluster),
+    CTL_ADMIN_OPTS(admin),
+    CTL_OPT("probe-tokens", INT, "128", "", 1, 4096, NULL, "with --cluster: prompt of each request",
+            probe_tokens),
     CTL_OPT("model", STRING, "", "path", 0, 0, NULL, "GGUF file to check", model),
     CTL_OPT("chat-template", STRING, "", "path", 0, 0, NULL,
             "Jinja file instead of the model's own template", chat_template),
@@ -41,12 +52,12 @@ static const struct td_opt opts[] = {
             "or -o: table prints a line for each check", format),
 };
 
-const struct td_program ctl_doctor_program = {.name = "tandemctl doctor",
-                                              .summary =
-                                                  "checks this machine, a model and the transports",
-                                              .opts = opts,
-                                              .n_opts = TD_COUNT(opts),
-                                              .struct_bytes = sizeof(struct options)};
+const struct td_program ctl_doctor_program = {
+    .name = "tandemctl doctor",
+    .summary = "checks this machine and a model, or a running cluster",
+    .opts = opts,
+    .n_opts = TD_COUNT(opts),
+    .struct_bytes = sizeof(struct options)};
 
 static void check_ports(struct ctl_report *r, const struct options *o)
 {
@@ -114,7 +125,16 @@ enum ctl_exit ctl_doctor(const void *options, char *const *args)
     enum ctl_format format = o->json ? CTL_JSON : (enum ctl_format)o->format;
     bool document = format == CTL_JSON || format == CTL_YAML;
     r->live = document ? NULL : stdout;
-    check_all(r, o);
+    if (o->cluster) {
+        struct ctl_cluster_params p = {
+            .admin = &o->admin, .probe = o->measure, .tokens = (uint32_t)o->probe_tokens};
+        enum ctl_exit status = ctl_doctor_cluster(r, &p);
+        if (status != CTL_OK) {
+            return status;
+        }
+    } else {
+        check_all(r, o);
+    }
     td_err err = TD_OK;
     if (document) {
         err = ctl_report_json(r, format, stdout);

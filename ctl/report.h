@@ -14,7 +14,7 @@
 #include "common/base/err.h"
 #include "ctl/output.h"
 
-#define CTL_REPORT_MAX    128
+#define CTL_REPORT_MAX    1024
 #define CTL_REPORT_VALUES 4
 
 enum ctl_verdict {
@@ -31,7 +31,7 @@ struct ctl_value {
 
 struct ctl_finding {
     enum ctl_verdict verdict;
-    char check[32];                             /* "port 127.0.0.1:8000" */
+    char check[96];                             /* "port 127.0.0.1:8000" */
     char detail[320];                           /* what was seen */
     char remedy[256];                           /* what to do; "" unless WARN or FAIL */
     struct ctl_value values[CTL_REPORT_VALUES]; /* name NULL: none */

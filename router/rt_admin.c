@@ -14,9 +14,11 @@
 #include "router/rt_explain.h"
 #include "router/rt_http_int.h"
 
-#define RECENT_US    60000000
-#define LIST_DEFAULT 100 /* finished requests listed */
-#define MAX_LIMIT_MS 86400000
+#define RECENT_US        60000000
+#define LIST_DEFAULT     100 /* finished requests listed */
+#define MAX_LIMIT_MS     86400000
+#define PROBE_TOKENS     128
+#define PROBE_MAX_TOKENS 4096
 
 /* ---- parts of answers ---- */
 
@@ -374,6 +376,35 @@ void rt__admin_drain(struct rt_call *c)
     json_t *j = take_object(c);
     if (j != NULL) {
         drain(c, j);
+        json_decref(j);
+    }
+}
+
+/* {"prefill": NAME, "decode": NAME, "tokens": 128}: one small request of our own through that pair. */
+static void probe(struct rt_call *c, const json_t *j)
+{
+    const char *p_name = json_string_value(json_object_get(j, "prefill"));
+    const char *d_name = json_string_value(json_object_get(j, "decode"));
+    const json_t *n = json_object_get(j, "tokens");
+    json_int_t tokens = n == NULL ? PROBE_TOKENS : json_is_integer(n) ? json_integer_value(n) : 0;
+    if (p_name == NULL || d_name == NULL || tokens < 1 || tokens > PROBE_MAX_TOKENS) {
+        rt__refuse(c, TD_ERR_BAD_REQUEST, "needs prefill and decode; tokens is 1 to 4096", NULL, 1);
+        return;
+    }
+    const struct rt_node *p = find_node(c->s, p_name), *d = find_node(c->s, d_name);
+    if (p == NULL || d == NULL) {
+        rt__refuse(c, TD_ERR_NOT_FOUND, "no node of this name is attached",
+                   p == NULL ? "prefill" : "decode", 1);
+        return;
+    }
+    rt__probe_start(c->s, c->x, p->epoch, d->epoch, (uint32_t)tokens);
+}
+
+void rt__admin_probe(struct rt_call *c)
+{
+    json_t *j = take_object(c);
+    if (j != NULL) {
+        probe(c, j);
         json_decref(j);
     }
 }

@@ -52,6 +52,8 @@ td_err rt__try_place(struct rt_core *c, const struct rt_entry *e)
     struct rt_place_request r = {.n_prompt = e->n_prompt + e->n_output,
                                  .max_output = e->sampling.max_tokens - e->n_output};
     memcpy(r.avoid, e->avoid, sizeof r.avoid);
+    r.only_p = e->only_p;
+    r.only_d = e->only_d;
     return rt_place(&c->placer, &c->nodes, &r, &c->decision);
 }
 
@@ -282,7 +284,7 @@ static void avoid_node(struct rt_entry *e, uint64_t epoch)
 /* What the client is told when no further try is made. */
 static td_err verdict(const struct rt_core *c, const struct rt_entry *e, td_err err)
 {
-    if (!td_err_retryable(err) || err == TD_ERR_BUDGET) {
+    if (!td_err_retryable(err) || err == TD_ERR_BUDGET || e->only_p != 0) {
         return err;
     }
     if (e->n_output > 0 && !c->p.resume) {

@@ -204,7 +204,10 @@ static td_err admissible(struct rt_core *c, const struct rt_submit *s)
                       c->queued_bytes + bytes > c->p.max_queue_bytes)) {
         return TD_ERR_OVERLOADED;
     }
-    struct rt_place_request r = {.n_prompt = s->n_prompt, .max_output = s->sampling.max_tokens};
+    struct rt_place_request r = {.n_prompt = s->n_prompt,
+                                 .max_output = s->sampling.max_tokens,
+                                 .only_p = s->only_p,
+                                 .only_d = s->only_d};
     td_err err = rt_place(&c->placer, &c->nodes, &r, &c->decision);
     if (err == TD_ERR_OVERLOADED) {
         return c->p.max_queue == 0 ? TD_ERR_OVERLOADED : TD_OK;

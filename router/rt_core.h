@@ -51,8 +51,9 @@ struct rt_submit {
     int64_t budget_us;                             /* from now */
     const char *tenant, *traceparent, *request_id; /* copied, cut to their bounds */
     uint8_t cache_salt[32];
-    uint8_t nonce[16]; /* random; tickets of this request derive from it */
-    void *user;        /* comes back in TOKEN and END */
+    uint64_t only_p, only_d; /* run on this pair and no other, and once: a probe; 0: any */
+    uint8_t nonce[16];       /* random; tickets of this request derive from it */
+    void *user;              /* comes back in TOKEN and END */
 };
 
 enum rt_event_type {

@@ -208,6 +208,7 @@ static const struct route {
     {"GET", "/", ADMIN, true, rt__admin_page},
     {"GET", "/ui", ADMIN, true, rt__admin_page},
     {"POST", "/drain", ADMIN, true, rt__admin_drain},
+    {"POST", "/probe", ADMIN, true, rt__admin_probe},
 };
 
 static bool path_matches(const char *pattern, const char *path)

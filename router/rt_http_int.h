@@ -29,5 +29,6 @@ void rt__admin_request(struct rt_call *c);
 void rt__admin_live(struct rt_call *c);
 void rt__admin_page(struct rt_call *c);
 void rt__admin_drain(struct rt_call *c);
+void rt__admin_probe(struct rt_call *c);
 
 #endif

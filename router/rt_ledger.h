@@ -30,11 +30,12 @@ struct rt_entry {
     uint64_t p_epoch, d_epoch; /* of this attempt; 0: none or already let go */
     uint32_t p_tok, d_blk;     /* charged to the nodes' books */
     uint64_t avoid[4];
-    td_err last_err;       /* of the last failed attempt */
-    enum td_finish finish; /* of the last token, while closing */
-    bool user_ended;       /* RT_DO_END was given out */
-    bool d_spoke;          /* a token of this attempt came from D: it has taken the request over */
-    bool told;             /* closing: its nodes have been told to stop */
+    uint64_t only_p, only_d; /* 0: any */
+    td_err last_err;         /* of the last failed attempt */
+    enum td_finish finish;   /* of the last token, while closing */
+    bool user_ended;         /* RT_DO_END was given out */
+    bool d_spoke; /* a token of this attempt came from D: it has taken the request over */
+    bool told;    /* closing: its nodes have been told to stop */
     int64_t submit_us, queued_us, placed_us, first_us, last_us, deadline_us;
     int64_t wait_pair_until_us; /* a replay gives up waiting for a pair then */
     int64_t predicted_ttft_us;

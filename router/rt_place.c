@@ -199,6 +199,10 @@ static void choose(struct search *s, struct rt_node *p, struct rt_node *d,
 
 static void consider(struct search *s, struct rt_node *p, struct rt_node *d)
 {
+    const struct rt_place_request *r = s->r;
+    if ((r->only_p != 0 && r->only_p != p->epoch) || (r->only_d != 0 && r->only_d != d->epoch)) {
+        return;
+    }
     struct rt_candidate c = {.p_epoch = p->epoch, .d_epoch = d->epoch};
     c.excluded = pair_fits(s->pl, p, d, s->r);
     score(p, d, s->r, &c);

@@ -22,7 +22,8 @@ enum rt_policy { RT_POLICY_PREDICT, RT_POLICY_ROUND_ROBIN };
 
 struct rt_place_request {
     uint32_t n_prompt, max_output;
-    uint64_t avoid[4]; /* node epochs that failed this request; 0-terminated or full */
+    uint64_t only_p, only_d; /* this pair and no other: a probe; 0: any */
+    uint64_t avoid[4];       /* node epochs that failed this request; 0-terminated or full */
 };
 
 struct rt_candidate { /* for `explain` */

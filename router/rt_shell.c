@@ -45,6 +45,26 @@ static void send_to_node(struct rt_shell *s, const struct rt_action *a)
     }
 }
 
+static void give_token(struct rt_shell *s, const struct rt_action *a)
+{
+    struct rt_probe *p = rt__probe_of(s, a);
+    if (p != NULL) {
+        rt__probe_token(p);
+    } else {
+        rt__client_token(a);
+    }
+}
+
+static void give_end(struct rt_shell *s, const struct rt_action *a)
+{
+    struct rt_probe *p = rt__probe_of(s, a);
+    if (p != NULL) {
+        rt__probe_end(p, a);
+    } else {
+        rt__client_end(a);
+    }
+}
+
 static void carry_out(struct rt_shell *s)
 {
     for (uint32_t i = 0; i < s->acts.n; i++) {
@@ -54,11 +74,11 @@ static void carry_out(struct rt_shell *s)
             send_to_node(s, a);
             break;
         case RT_DO_TOKEN:
-            rt__client_token(a);
+            give_token(s, a);
             break;
         case RT_DO_END:
             rt_live_end(s->live, td_now_us(), a);
-            rt__client_end(a);
+            give_end(s, a);
             break;
         case RT_DO_OBSERVE:
             rt_live_observe(s->live, a->metric, a->value);

@@ -25,6 +25,16 @@
 struct rt_client;
 struct rt_grpc;
 
+#define RT_MAX_PROBES 4
+struct rt_probe {
+    struct rt_shell *shell;
+    struct td_http_exchange *x; /* borrowed; NULL: gone or answered */
+    bool used;
+    uint64_t counter; /* in the core */
+    int64_t started_us, first_us;
+    uint32_t n_prompt;
+};
+
 struct rt_shell {
     struct rt_shell_params p;
     uint64_t epoch;
@@ -48,6 +58,7 @@ struct rt_shell {
     struct rt_history *history;
     struct rt_live *live;
     struct rt_page *page;
+    struct rt_probe probes[RT_MAX_PROBES];
     struct rt_client *clients; /* all of them, linked */
     uint32_t n_clients;
     bool stepping, draining;
@@ -70,6 +81,15 @@ void rt__shell_cancel(struct rt_shell *s, uint64_t counter, td_err reason);
 td_err rt__shell_drain_node(struct rt_shell *s, const char *name, const struct td_wire_drain *d,
                             struct rt_node **out_node) TD_MUST_CHECK;
 void rt__live_gauges(const struct rt_shell *s, struct rt_live_gauges *out);
+
+/* rt_probe.c: a request of our own through one pair, asked for on the admin port */
+/* p_epoch == d_epoch: a node of both roles. Answers the exchange, now or later. */
+void rt__probe_start(struct rt_shell *s, struct td_http_exchange *x, uint64_t p_epoch,
+                     uint64_t d_epoch, uint32_t n_prompt);
+/* The probe that a core action is for, or NULL: a client's. */
+struct rt_probe *rt__probe_of(struct rt_shell *s, const struct rt_action *a);
+void rt__probe_token(struct rt_probe *p);
+void rt__probe_end(struct rt_probe *p, const struct rt_action *a);
 
 /* rt_client.c */
 void rt__client_start(struct rt_shell *s, struct td_http_exchange *x, bool chat, struct rt_key *key,

@@ -1,5 +1,6 @@
 #define TD_LOG_ROOM "node"
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -42,8 +43,10 @@ static void h_alive(struct call *c)
 
 static void h_version(struct call *c)
 {
-    static const char body[] = "{\"version\":\"" TD_VERSION "\"}";
-    td_http_respond(c->x, 200, NULL, 0, "application/json", body, sizeof body - 1);
+    char body[128];
+    int n = snprintf(body, sizeof body, "{\"version\":\"" TD_VERSION "\",\"unix_us\":%" PRId64 "}",
+                     td_wall_us());
+    td_http_respond(c->x, 200, NULL, 0, "application/json", body, (size_t)n);
 }
 
 static void h_metrics(struct call *c)

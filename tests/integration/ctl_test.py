@@ -515,6 +515,32 @@ def test_the_doctor_fails_with_a_remedy_for_what_is_wrong():
     assert "no such device" in out and "--kv-device" in out, out
 
 
+def test_the_doctor_examines_a_cluster_and_every_pair():
+    for args, probed in (((), True), (("--no-measure",), False)):
+        doc = json.loads(ctl("doctor", "--cluster", "-o", "json", *args)[0])
+        checks = {c["check"]: c for c in doc["checks"]}
+        assert doc["ok"] is True, doc
+        for name in ("router version", "node versions", "KV layouts", "numerics", "KV pool of decode-1", "clock of prefill-0",
+                     "prefill-0 > decode-0", "prefill-0 > decode-1"):
+            assert checks[name]["verdict"] in ("ok", "warn") or not probed, checks[name]
+        assert abs(checks["clock of decode-0"]["offset_us"]) < 1e6
+        if probed:
+            for d in ("decode-0", "decode-1"):
+                pair = checks[f"prefill-0 > {d}"]
+                assert pair["kv_bytes"] > 100000 and "first token after" in pair["detail"], pair
+                assert pair.get("bytes_per_s", 1) > 0 and pair["exposed_us"] <= pair["transfer_us"], pair
+    assert not [r for r in SHARED.admin("/requests")["finished"] if r["request_id"] == "tandem-probe"]
+    with cluster(prefill=1, decode=2) as cl:
+        router = f"http://127.0.0.1:{cl.router.port('admin')}"
+        ctl("drain", "decode-0", router=router)
+        out, _ = ctl("doctor", "--cluster", router=router)
+        assert "WARN  decode nodes" in out and "prefill-0 > decode-1" in out and "> decode-0" not in out, out
+        ctl("drain", "decode-1", router=router)
+        out, _ = ctl("doctor", "--cluster", router=router, status=FAILED)
+        assert "FAIL  decode nodes" in out and "FAIL  router ready" in out, out
+    ctl("doctor", "--cluster", router=f"http://127.0.0.1:{free_port()}", status=UNREACHABLE)
+
+
 def test_the_bench_measures_every_case():
     out, err = ctl("bench", "engine", "--model", tiny_model(), "--threads", "1", "--reps", "1", "--json")
     doc = json.loads(out)

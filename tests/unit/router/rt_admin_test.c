@@ -137,14 +137,20 @@ static void the_live_page_is_served_under_its_policy(void **state)
     rig_hang_up(&c);
 }
 
-static int post(struct rig *r, const char *body, const char *head, struct rig_client *c)
+static void send_post(struct rig *r, const char *path, const char *body, const char *head,
+                      struct rig_client *c)
 {
     char text[1024];
     (void)snprintf(text, sizeof text,
-                   "POST /drain HTTP/1.1\r\nHost: h:1\r\n%sContent-Length: %zu\r\n\r\n%s", head,
+                   "POST %s HTTP/1.1\r\nHost: h:1\r\n%sContent-Length: %zu\r\n\r\n%s", path, head,
                    strlen(body), body);
     rig_dial(r, rt_shell_admin_port(r->shell), c);
     rig_send(c, text);
+}
+
+static int post(struct rig *r, const char *body, const char *head, struct rig_client *c)
+{
+    send_post(r, "/drain", body, head, c);
     return rig_answer(r, c);
 }
 
@@ -210,6 +216,95 @@ static void what_may_not_or_cannot_drain_is_refused(void **state)
     rig_hang_up(&c);
 }
 
+#define PAIR "{\"prefill\":\"n\\\"1\",\"decode\":\"n\\\"1\",\"tokens\":20}"
+
+static void a_probe_runs_through_its_pair_and_answers_with_the_times(void **state)
+{
+    struct rig *r = *state;
+    struct rig_client c = {0};
+    rig_start(r);
+    send_post(r, "/probe", PAIR, JSON_HEAD, &c);
+    struct rig_work *w = rig_work(r, 0);
+    assert_int_equal(w->n_prompt, 20);
+    assert_int_equal(w->max_tokens, 2);
+    assert_int_equal(w->n_stop_ids, 0); /* nothing ends it early */
+    rig_say(r, w, "ok");
+    rig_end(r, w, TD_OK, "");
+    assert_int_equal(rig_answer(r, &c), 200);
+    json_t *j = rig_json(&c);
+    assert_true(json_is_true(json_object_get(j, "ok")));
+    assert_string_equal(str(j, "decode"), "n\"1");
+    assert_int_equal(num(j, "prompt_tokens"), 20);
+    assert_true(num(j, "total_us") >= num(j, "ttft_us") && num(j, "ttft_us") > 0);
+    json_decref(j);
+    rig_hang_up(&c);
+    j = ask(r, "/requests", 200); /* it is nobody's request */
+    assert_int_equal(json_array_size(json_object_get(j, "finished")), 0);
+    json_decref(j);
+}
+
+static void a_probe_that_fails_says_why_and_is_not_tried_again(void **state)
+{
+    struct rig *r = *state;
+    struct rig_client c = {0};
+    rig_start(r);
+    send_post(r, "/probe", PAIR, JSON_HEAD, &c);
+    rig_end(r, rig_work(r, 0), TD_ERR_STALLED, "nothing moved");
+    assert_int_equal(rig_answer(r, &c), 200);
+    json_t *j = rig_json(&c);
+    assert_true(json_is_false(json_object_get(j, "ok")));
+    assert_string_equal(str(j, "code"), td_err_code(TD_ERR_STALLED));
+    assert_string_equal(str(j, "text"), "nothing moved");
+    json_decref(j);
+    rig_hang_up(&c);
+    rig_passes(r, 20);
+    assert_int_equal(r->n_works, 1);
+    rig_state(r, true); /* drained: no pair */
+    rig_passes(r, 50);
+    send_post(r, "/probe", PAIR, JSON_HEAD, &c);
+    assert_int_equal(rig_answer(r, &c), 200);
+    j = rig_json(&c);
+    assert_true(json_is_false(json_object_get(j, "ok")));
+    json_decref(j);
+    rig_hang_up(&c);
+}
+
+static bool was_cancelled(void *arg)
+{
+    return ((struct rig_work *)arg)->cancelled;
+}
+
+static void a_probe_whose_asker_leaves_is_cancelled_and_their_number_is_bounded(void **state)
+{
+    struct rig *r = *state;
+    struct rig_client c[5] = {{0}};
+    rig_start(r);
+    for (uint32_t i = 0; i < 4; i++) {
+        send_post(r, "/probe", PAIR, JSON_HEAD, &c[i]);
+        (void)rig_work(r, i);
+    }
+    send_post(r, "/probe", PAIR, JSON_HEAD, &c[4]);
+    assert_int_equal(rig_answer(r, &c[4]), 429);
+    rig_hang_up(&c[4]);
+    for (uint32_t i = 0; i < 4; i++) {
+        rig_hang_up(&c[i]);
+        rig_until(r, was_cancelled, rig_work(r, i), "the cancel");
+    }
+    static const char *const bad[] = {"{}", "{\"prefill\":\"n\\\"1\",\"decode\":5}",
+                                      "{\"prefill\":\"a\",\"decode\":\"b\",\"tokens\":5000}"};
+    for (size_t i = 0; i < TD_COUNT(bad); i++) {
+        send_post(r, "/probe", bad[i], JSON_HEAD, &c[0]);
+        assert_int_equal(rig_answer(r, &c[0]), 400);
+        rig_hang_up(&c[0]);
+    }
+    send_post(r, "/probe", "{\"prefill\":\"a\",\"decode\":\"b\"}", JSON_HEAD, &c[0]);
+    assert_int_equal(rig_answer(r, &c[0]), 404);
+    rig_hang_up(&c[0]);
+    send_post(r, "/probe", PAIR, "", &c[0]);
+    assert_int_equal(rig_answer(r, &c[0]), 415);
+    rig_hang_up(&c[0]);
+}
+
 #define T(f) cmocka_unit_test_setup_teardown(f, rig_setup, rig_teardown)
 
 int main(void)
@@ -221,6 +316,9 @@ int main(void)
         T(the_live_figures_show_nodes_recent_times_and_samples),
         T(the_live_page_is_served_under_its_policy),
         T(a_drain_takes_the_node_out_and_back),
+        T(a_probe_runs_through_its_pair_and_answers_with_the_times),
+        T(a_probe_that_fails_says_why_and_is_not_tried_again),
+        T(a_probe_whose_asker_leaves_is_cancelled_and_their_number_is_bounded),
         T(what_may_not_or_cannot_drain_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -237,6 +237,24 @@ static void a_candidate_carries_the_numbers_it_was_judged_by(void **state)
     free(ns);
 }
 
+static void a_pinned_request_sees_its_pair_only(void **state)
+{
+    (void)state;
+    struct rt_nodes *ns = td_zalloc(1, sizeof *ns);
+    static struct rt_decision dec;
+    (void)add(ns, 1, TD_ROLE_PREFILL, 1);
+    (void)add(ns, 2, TD_ROLE_PREFILL, 1000000);
+    (void)add(ns, 3, TD_ROLE_DECODE, 1);
+    struct rt_placer pl = {.policy = RT_POLICY_PREDICT, .max_node_queue = 4};
+    struct rt_place_request r = {.n_prompt = 10, .max_output = 2, .only_p = 2, .only_d = 3};
+    assert_int_equal(rt_place(&pl, ns, &r, &dec), TD_OK);
+    assert_int_equal(dec.p->epoch, 2);
+    assert_int_equal(dec.n_candidates, 1);
+    r.only_d = 1;
+    assert_int_equal(rt_place(&pl, ns, &r, &dec), TD_ERR_NO_NODE);
+    free(ns);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -246,6 +264,7 @@ int main(void)
         cmocka_unit_test(a_full_decode_node_is_passed_over),
         cmocka_unit_test(of_more_pairs_than_fit_the_best_are_kept),
         cmocka_unit_test(round_robin_takes_each_of_many_pairs_in_turn),
+        cmocka_unit_test(a_pinned_request_sees_its_pair_only),
         cmocka_unit_test(a_candidate_carries_the_numbers_it_was_judged_by),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
