@@ -180,9 +180,10 @@ td_err tk_flat(tk_stream s, const struct tk_flat *a);
  * gather alone. */
 td_err tk_embed(tk_stream s, const tk_bf16 *table, const int32_t *tokens, uint32_t rows,
                 uint32_t dim, const tk_bf16 *gain, tk_bf16 *h, tk_bf16 *hg, float *sumsq, bool pdl);
-/* out = rmsnorm(h) * gain; where add is given, h += add first (in bf16). */
+/* out = rmsnorm(h) * gain; where add is given, h += add first (in bf16). The mean is over the first mean_dim of dim values;
+ * those behind are padding: zeros. */
 td_err tk_rmsnorm(tk_stream s, tk_bf16 *h, const tk_bf16 *add, const tk_bf16 *gain, tk_bf16 *out,
-                  uint32_t rows, uint32_t dim, float eps);
+                  uint32_t rows, uint32_t dim, uint32_t mean_dim, float eps);
 /* Rotates q in place and k on its way into the pool; copies v. qkv: [rows][(n_heads + 2 n_kv_heads)
  * head_dim], halves convention (Hugging Face). cos_sin: [max_pos][head_dim] float32, cos of the
  * first half, then sin. pos[r] < 0: skip the row. table_of[r]: row of the block table, NULL: r. Before that, where given: bias is added to

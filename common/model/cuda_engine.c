@@ -453,7 +453,7 @@ static void describe(struct td__cu *e, const struct td_cuda_engine_params *p)
 {
     const struct td_hparams *hp = &e->model->hp;
     struct td_engine_info *i = &e->info;
-    e->embd = hp->n_embd;
+    e->embd = (hp->n_embd + TK_FLAT_ROWS - 1) / TK_FLAT_ROWS * TK_FLAT_ROWS;
     e->ffn = hp->n_ffn;
     e->n_heads = hp->n_heads;
     e->n_kv = hp->n_kv_heads;

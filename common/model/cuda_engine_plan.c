@@ -309,6 +309,18 @@ static void add_wide(struct build *b, struct td__cu_pass *p, uint32_t r, uint32_
     add_table(b, p, row);
 }
 
+static void add_chunk(struct build *b, struct td__cu_pass *p, uint32_t r, uint32_t n)
+{
+    struct tk_chunk c = {(int32_t)p->n_tok, (int32_t)n, (int32_t)b->s->rows[r].pos,
+                         (int32_t)p->n_tables};
+    add_wide(b, p, r, n);
+    if (b->c->decode_only) {
+        add_groups(b, p, (uint32_t)c.row0, n, (uint32_t)c.table, true);
+    } else {
+        b->h->chunks[p->n_chunks++] = c;
+    }
+}
+
 static td_err plan_wide(struct build *b, bool decode_too)
 {
     struct td__cu_pass *p = NULL;
@@ -320,14 +332,7 @@ static td_err plan_wide(struct build *b, bool decode_too)
             continue;
         }
         p = p != NULL ? p : open_pass(b, true);
-        struct tk_chunk c = {(int32_t)p->n_tok, (int32_t)n, (int32_t)row->pos,
-                             (int32_t)p->n_tables};
-        add_wide(b, p, r, n);
-        if (b->c->decode_only) {
-            add_groups(b, p, (uint32_t)c.row0, n, (uint32_t)c.table, true);
-        } else {
-            h->chunks[p->n_chunks++] = c;
-        }
+        add_chunk(b, p, r, n);
     }
     uint32_t tok0 = p != NULL ? p->n_tok : 0, table0 = p != NULL ? p->n_tables : 0;
     for (uint32_t r = 0; decode_too && r < b->s->n_rows; r++) {

@@ -126,7 +126,8 @@ struct td__cu {
     struct td__cu_shape shape;
     struct td_steps q;
     int device;
-    uint32_t embd, ffn, n_heads, n_kv, dim, group, q_width, qkv_width;
+    uint32_t embd; /* n_embd, zero-padded to what flat products take */
+    uint32_t ffn, n_heads, n_kv, dim, group, q_width, qkv_width;
     uint32_t logits_stride; /* n_vocab, up to a multiple of 16 bytes */
     bool fused;             /* rope and append run inside decode attention */
     float scale;

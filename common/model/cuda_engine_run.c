@@ -27,7 +27,7 @@ struct flat {
 
 static struct tk_norm_state norm_of(const struct td__cu *e, const float *sumsq, uint32_t parts)
 {
-    return (struct tk_norm_state){sumsq, parts, e->embd, e->model->hp.rms_eps};
+    return (struct tk_norm_state){sumsq, parts, e->model->hp.n_embd, e->model->hp.rms_eps};
 }
 
 /* Rotation and K and V of all rows, ahead of attention. */
@@ -356,7 +356,8 @@ static td_err wide_layer(struct td__cu *e, const struct td__cu_host *h, const st
     const struct td__cu_layer *l = &e->layers[i];
     const uint32_t m = p->n_tok, embd = e->embd;
     const float eps = e->model->hp.rms_eps;
-    TD_TRY(tk_rmsnorm(e->stream, e->w_h, NULL, l->attn_norm, e->w_n, m, embd, eps));
+    TD_TRY(tk_rmsnorm(e->stream, e->w_h, NULL, l->attn_norm, e->w_n, m, embd, e->model->hp.n_embd,
+                      eps));
     TD_TRY(product(
         e, (struct tk_lt_product){
                .x = e->w_n, .w = l->qkv, .y = e->w_q, .m = m, .n = e->qkv_width, .k = embd}));
@@ -368,7 +369,8 @@ static td_err wide_layer(struct td__cu *e, const struct td__cu_host *h, const st
                                              .m = m,
                                              .n = embd,
                                              .k = e->q_width}));
-    TD_TRY(tk_rmsnorm(e->stream, e->w_h, NULL, l->ffn_norm, e->w_n, m, embd, eps));
+    TD_TRY(tk_rmsnorm(e->stream, e->w_h, NULL, l->ffn_norm, e->w_n, m, embd, e->model->hp.n_embd,
+                      eps));
     TD_TRY(
         product(e, (struct tk_lt_product){
                        .x = e->w_n, .w = l->gu, .y = e->w_gu, .m = m, .n = 2 * e->ffn, .k = embd}));
@@ -388,7 +390,7 @@ static td_err wide_head(struct td__cu *e, const struct td_step *s, const struct 
         struct tk_map x;
         TD_TRY(tk_gather_rows(e->stream, e->w_h, e->d_pick + at, e->w_last, n, e->embd));
         TD_TRY(tk_rmsnorm(e->stream, e->w_last, NULL, e->output_norm, e->w_last_n, n, e->embd,
-                          e->model->hp.rms_eps));
+                          e->model->hp.n_embd, e->model->hp.rms_eps));
         TD_TRY(tk_flat_x_map(e->w_last_n, n, e->embd, e->embd, &x));
         const struct head h = {.s = e->stream,
                                .x = &x,

@@ -64,8 +64,8 @@ td_err td__cu_check_model(const struct td_model *m, uint32_t max_model_len)
     if (hp->n_heads / hp->n_kv_heads > TK_MAX_GROUP) {
         return refuse("query heads per KV head", hp->n_heads / hp->n_kv_heads, "at most 8");
     }
-    if (hp->n_embd % TK_FLAT_ROWS != 0 || hp->n_embd > 8192) {
-        return refuse("n_embd", hp->n_embd, "a multiple of 128, at most 8192");
+    if (hp->n_embd % 8 != 0 || hp->n_embd > 8192) {
+        return refuse("n_embd", hp->n_embd, "a multiple of 8, at most 8192");
     }
     if (hp->n_ffn % 64 != 0) {
         return refuse("n_ffn", hp->n_ffn, "a multiple of 64");
@@ -95,6 +95,7 @@ struct matrix {
     const struct td_weight *part[3];
     uint32_t n_parts, turned;
     enum order order;
+    uint32_t cols; /* with zeros behind; 0: as they are */
 };
 
 static uint32_t rows_of(const struct matrix *m)
@@ -129,9 +130,12 @@ static const struct td_weight *source(const struct td__cu *e, const struct matri
     return m->part[part];
 }
 
-static void put_row(const struct load *l, const struct td_weight *w, uint32_t row, tk_bf16 *dst)
+/* A row, and zeros up to cols. */
+static void put_row(const struct load *l, const struct td_weight *w, uint32_t row, tk_bf16 *dst,
+                    uint32_t cols)
 {
     const uint8_t *src = (const uint8_t *)w->data + row * w->row_bytes;
+    memset(dst + w->cols, 0, (cols - w->cols) * sizeof *dst);
     if (w->dtype == TD_DTYPE_BF16) {
         memcpy(dst, src, w->cols * sizeof *dst);
         return;
@@ -162,7 +166,7 @@ static td_err send_stage(struct load *l, void *dst, size_t bytes)
 /* Rows are padded with zeros to a multiple of TK_FLAT_ROWS, as flat products want. */
 static td_err load_matrix(struct load *l, const struct matrix *m, tk_bf16 **out)
 {
-    const uint32_t rows = rows_of(m), cols = m->part[0]->cols;
+    const uint32_t rows = rows_of(m), cols = m->cols > 0 ? m->cols : m->part[0]->cols;
     const uint32_t padded = (rows + TK_FLAT_ROWS - 1) / TK_FLAT_ROWS * TK_FLAT_ROWS;
     const size_t row_bytes = cols * sizeof **out;
     const uint32_t at_once = (uint32_t)(STAGE_BYTES / row_bytes);
@@ -174,7 +178,7 @@ static td_err load_matrix(struct load *l, const struct matrix *m, tk_bf16 **out)
         for (uint32_t i = 0; i < n; i++) {
             uint32_t row;
             const struct td_weight *w = source(l->e, m, first + i, &row);
-            put_row(l, w, row, (tk_bf16 *)stage + (size_t)i * cols);
+            put_row(l, w, row, (tk_bf16 *)stage + (size_t)i * cols, cols);
         }
         TD_TRY(send_stage(l, (char *)dev + first * row_bytes, n * row_bytes));
     }
@@ -184,13 +188,13 @@ static td_err load_matrix(struct load *l, const struct matrix *m, tk_bf16 **out)
                                     (padded - rows) * row_bytes);
 }
 
-static td_err load_one(struct load *l, const struct td_weight *w, tk_bf16 **out)
+static td_err load_one(struct load *l, const struct td_weight *w, uint32_t cols, tk_bf16 **out)
 {
-    const struct matrix m = {.part = {w}, .n_parts = 1};
+    const struct matrix m = {.part = {w}, .n_parts = 1, .cols = cols};
     return load_matrix(l, &m, out);
 }
 
-/* F32 vectors one behind the other. */
+/* F32 vectors one behind the other, and zeros up to cols. */
 static td_err load_vectors(struct load *l, const struct matrix *m, tk_bf16 **out)
 {
     size_t n = 0, at = 0;
@@ -198,6 +202,7 @@ static td_err load_vectors(struct load *l, const struct matrix *m, tk_bf16 **out
     for (uint32_t i = 0; i < m->n_parts; i++) {
         n += m->part[i]->cols;
     }
+    n = m->cols > n ? m->cols : n;
     TD_TRY(td__cu_alloc(l->e, n, sizeof **out, &dev));
     TD_TRY(next_stage(l, &stage));
     for (uint32_t i = 0; i < m->n_parts; i++) {
@@ -207,6 +212,9 @@ static td_err load_vectors(struct load *l, const struct matrix *m, tk_bf16 **out
             ((tk_bf16 *)stage)[at++] = td_f32_to_bf16(v[from]);
         }
     }
+    for (; at < n; at++) {
+        ((tk_bf16 *)stage)[at] = 0;
+    }
     *out = dev;
     return send_stage(l, dev, n * sizeof **out);
 }
@@ -215,18 +223,18 @@ static td_err load_layer(struct load *l, const struct td_layer *in, struct td__c
 {
     struct td__cu *e = l->e;
     const uint32_t turned = e->model->hp.rope_style == TD_ROPE_PAIRS ? 2 : 0;
-    const struct matrix qkv = {{&in->wq, &in->wk, &in->wv}, 3, turned, JOINED};
-    const struct matrix gu = {{&in->gate, &in->up}, 2, 0, INTERLEAVED};
-    const struct matrix n1 = {.part = {&in->attn_norm}, .n_parts = 1};
-    const struct matrix n2 = {.part = {&in->ffn_norm}, .n_parts = 1};
+    const struct matrix qkv = {{&in->wq, &in->wk, &in->wv}, 3, turned, JOINED, e->embd};
+    const struct matrix gu = {{&in->gate, &in->up}, 2, 0, INTERLEAVED, e->embd};
+    const struct matrix n1 = {.part = {&in->attn_norm}, .n_parts = 1, .cols = e->embd};
+    const struct matrix n2 = {.part = {&in->ffn_norm}, .n_parts = 1, .cols = e->embd};
     TD_TRY(load_vectors(l, &n1, &out->attn_norm));
     TD_TRY(load_vectors(l, &n2, &out->ffn_norm));
     TD_TRY(load_matrix(l, &qkv, &out->qkv));
-    TD_TRY(load_one(l, &in->wo, &out->o));
+    TD_TRY(load_one(l, &in->wo, 0, &out->o));
     TD_TRY(load_matrix(l, &gu, &out->gu));
-    TD_TRY(load_one(l, &in->down, &out->down));
+    TD_TRY(load_one(l, &in->down, 0, &out->down));
     if (in->q_bias.data != NULL) {
-        const struct matrix b = {{&in->q_bias, &in->k_bias, &in->v_bias}, 3, turned, JOINED};
+        const struct matrix b = {{&in->q_bias, &in->k_bias, &in->v_bias}, 3, turned, JOINED, 0};
         TD_TRY(load_vectors(l, &b, &out->bias));
     }
     if (in->q_norm.data != NULL) {
@@ -264,16 +272,16 @@ static td_err load_all(struct load *l)
 {
     struct td__cu *e = l->e;
     const struct td_model *m = e->model;
-    const struct matrix norm = {.part = {&m->output_norm}, .n_parts = 1};
+    const struct matrix norm = {.part = {&m->output_norm}, .n_parts = 1, .cols = e->embd};
     for (uint32_t i = 0; i < e->info.n_layers; i++) {
         TD_TRY(load_layer(l, &m->layers[i], &e->layers[i]));
     }
-    TD_TRY(load_one(l, &m->token_embd, &e->embedding));
+    TD_TRY(load_one(l, &m->token_embd, e->embd, &e->embedding));
     TD_TRY(load_vectors(l, &norm, &e->output_norm));
     if (m->hp.tied_embedding) {
         e->output = e->embedding;
     } else {
-        TD_TRY(load_one(l, &m->output, &e->output));
+        TD_TRY(load_one(l, &m->output, e->embd, &e->output));
     }
     TD_TRY(tk_flat_w_map(e->output, e->info.n_vocab, e->embd, false, &e->m_output));
     TD_TRY(load_rope(l));

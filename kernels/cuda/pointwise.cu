@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(NORM_THREADS)
 
 __global__ void __launch_bounds__(NORM_THREADS)
     rmsnorm_kernel(tk_bf16 *h, const tk_bf16 *add, const tk_bf16 *gain, tk_bf16 *out, uint32_t dim,
-                   float eps)
+                   float inv_mean, float eps)
 {
     const uint32_t row = blockIdx.x, vecs = dim / 8;
     uint4 *hp = reinterpret_cast<uint4 *>(h + (size_t)row * dim);
@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(NORM_THREADS)
             }
         }
     }
-    const float sc = rsqrtf(block_sum(q) / (float)dim + eps);
+    const float sc = rsqrtf(block_sum(q) * inv_mean + eps);
 #pragma unroll
     for (int k = 0; k < MAX_VEC; k++) {
         const uint32_t i = threadIdx.x + k * NORM_THREADS;
@@ -306,13 +306,16 @@ extern "C" td_err tk_embed(tk_stream s, const tk_bf16 *table, const int32_t *tok
 }
 
 extern "C" td_err tk_rmsnorm(tk_stream s, tk_bf16 *h, const tk_bf16 *add, const tk_bf16 *gain,
-                             tk_bf16 *out, uint32_t rows, uint32_t dim, float eps)
+                             tk_bf16 *out, uint32_t rows, uint32_t dim, uint32_t mean_dim,
+                             float eps)
 {
-    if (rows == 0 || dim % 8 != 0 || dim > NORM_THREADS * MAX_VEC * 8) {
+    if (rows == 0 || dim % 8 != 0 || dim > NORM_THREADS * MAX_VEC * 8 || mean_dim == 0 ||
+        mean_dim > dim) {
         return TD_ERR_UNSUPPORTED;
     }
     tk_launch l(s, rows, NORM_THREADS, 0, 1, false);
-    TK_TRY_CUDA(cudaLaunchKernelEx(&l.cfg, rmsnorm_kernel, h, add, gain, out, dim, eps));
+    TK_TRY_CUDA(cudaLaunchKernelEx(&l.cfg, rmsnorm_kernel, h, add, gain, out, dim,
+                                   1.f / (float)mean_dim, eps));
     return TD_OK;
 }
 

@@ -423,7 +423,7 @@ td_err tk_embed(tk_stream s, const tk_bf16 *table, const int32_t *tokens, uint32
 struct norm_args {
     tk_bf16 *h, *out;
     const tk_bf16 *add, *gain;
-    uint32_t rows, dim;
+    uint32_t rows, dim, mean_dim;
     float eps;
 };
 
@@ -437,7 +437,7 @@ static void do_norm(const void *args)
             h[i] = n->add != NULL ? down(up(h[i]) + up(n->add[(size_t)r * n->dim + i])) : h[i];
             q += up(h[i]) * up(h[i]);
         }
-        const float s = 1.f / sqrtf(q / (float)n->dim + n->eps);
+        const float s = 1.f / sqrtf(q / (float)n->mean_dim + n->eps);
         for (uint32_t i = 0; i < n->dim; i++) {
             n->out[(size_t)r * n->dim + i] = down(up(h[i]) * s * up(n->gain[i]));
         }
@@ -446,9 +446,9 @@ static void do_norm(const void *args)
 
 /* NOLINTNEXTLINE(readability-function-size): the header's */
 td_err tk_rmsnorm(tk_stream s, tk_bf16 *h, const tk_bf16 *add, const tk_bf16 *gain, tk_bf16 *out,
-                  uint32_t rows, uint32_t dim, float eps)
+                  uint32_t rows, uint32_t dim, uint32_t mean_dim, float eps)
 {
-    const struct norm_args n = {h, out, add, gain, rows, dim, eps};
+    const struct norm_args n = {h, out, add, gain, rows, dim, mean_dim, eps};
     return rows == 0 || dim % 8 != 0 || dim > 16384 ? TD_ERR_UNSUPPORTED
                                                     : tk_ref_enqueue(s, do_norm, &n, sizeof n);
 }

@@ -1,7 +1,7 @@
 /* engine-check: checks and times the CUDA engine (common/model/cuda_engine.h) on the device of this machine.
  *
  * engine-check PART...   exit status 1 when a check failed.
- *   check        a tiny model with heads of 128 and one of 64: logits against the float32 reference on the
+ *   check        tiny models with heads of 128 and 64, one with a padded width: logits against the float32 reference on the
  *                processors; the same ids alone and in a batch of 64, by other chunks, again, and resumed
  *   small        every kind of pass on tiny models, for compute-sanitizer
  *   one          a decode step of one sequence of Llama-3-8B's shape
@@ -255,12 +255,18 @@ static void check_ids(const struct td_model *m, const char *what)
     w.e->ops->destroy(w.e);
 }
 
+static const struct {
+    const char *what;
+    uint32_t n_embd, n_heads, n_kv_heads;
+} tiny[] = {{"tiny, heads of 128", 1024, 8, 2},
+            {"tiny, heads of 64", 1024, 16, 4},
+            {"tiny, heads of 64, 576 padded", 576, 9, 3}};
+
 static void check_all(void)
 {
-    static const uint32_t dims[] = {128, 64};
-    for (size_t i = 0; i < sizeof dims / sizeof dims[0]; i++) {
-        struct em m = em_tiny(dims[i]);
-        check_ids(m.m, i == 0 ? "tiny, heads of 128" : "tiny, heads of 64");
+    for (size_t i = 0; i < sizeof tiny / sizeof tiny[0]; i++) {
+        struct em m = em_tiny(tiny[i].n_embd, tiny[i].n_heads, tiny[i].n_kv_heads);
+        check_ids(m.m, tiny[i].what);
         em_close(&m);
     }
 }
@@ -269,7 +275,7 @@ static void check_all(void)
 static void run_small(void)
 {
     for (int i = 0; i < 4; i++) {
-        struct em m = em_tiny(i % 2 == 0 ? 128 : 64);
+        struct em m = em_tiny(1024, i % 2 == 0 ? 8 : 16, i % 2 == 0 ? 2 : 4);
         struct td_engine *e = open_engine(m.m, i >= 2, 8, 256, 512);
         struct es_set s = es_make(e, 3, 400, 1);
         int32_t tokens[300], ids[3];

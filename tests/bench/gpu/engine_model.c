@@ -18,16 +18,16 @@ static void require(bool ok, const char *what)
     }
 }
 
-struct em em_tiny(uint32_t head_dim)
+struct em em_tiny(uint32_t n_embd, uint32_t n_heads, uint32_t n_kv_heads)
 {
     struct td_tiny_params p = td_tiny_defaults();
     struct em e = {0};
     p.type = "bf16";
     p.n_layers = 3;
-    p.n_embd = 1024;
+    p.n_embd = n_embd;
     p.n_ffn = 2048;
-    p.n_heads = 1024 / head_dim;
-    p.n_kv_heads = p.n_heads / 4;
+    p.n_heads = n_heads;
+    p.n_kv_heads = n_kv_heads;
     td_buf_init(&e.file, TD_TINY_MAX_BYTES);
     require(td_tiny_write(&p, &e.file) == TD_OK, "cannot make a tiny model");
     require(td_model_open_memory(e.file.data, e.file.len, "tiny", &e.m) == TD_OK,

@@ -135,7 +135,7 @@ static void check_norm(uint32_t rows, uint32_t dim, bool add)
     float *want = malloc(n * 4);
     gpu_download(hh, h, n * 2), gpu_download(ah, ad, n * 2), gpu_download(gh, g, dim * 2u);
     gpu_poison(out, n * 2);
-    TK(tk_rmsnorm(NULL, h, add ? ad : NULL, g, out, rows, dim, 1e-5f));
+    TK(tk_rmsnorm(NULL, h, add ? ad : NULL, g, out, rows, dim, dim, 1e-5f));
     for (uint32_t r = 0; r < rows; r++) {
         double ss = 0;
         for (uint32_t i = 0; i < dim; i++) {

@@ -339,7 +339,7 @@ void gm_prefill(struct gm *m, tk_stream s, float *logits, int32_t *token)
     TK(tk_embed(s, m->embed, m->p_tokens, rows, g->hid, NULL, m->ph, NULL, NULL, false));
     for (uint32_t i = 0; i < g->layers; i++) {
         const struct gm_layer *l = &m->l[i];
-        TK(tk_rmsnorm(s, m->ph, NULL, l->n1, m->pn, rows, g->hid, EPS));
+        TK(tk_rmsnorm(s, m->ph, NULL, l->n1, m->pn, rows, g->hid, g->hid, EPS));
         product(m, s, m->pn, l->qkv, NULL, m->pq, m->qkv_w, g->hid);
         const struct tk_rope_kv r = {
             m->pq,    m->cos_sin, m->p_pos,    m->p_table_of, m->tables, &m->pool,
@@ -362,7 +362,7 @@ void gm_prefill(struct gm *m, tk_stream s, float *logits, int32_t *token)
                                           .scale = 1.f / sqrtf((float)g->dim)};
         TK(tk_attn_prefill(s, &a));
         product(m, s, m->patt, l->o, m->ph, m->ph, g->hid, att_w);
-        TK(tk_rmsnorm(s, m->ph, NULL, l->n2, m->pn, rows, g->hid, EPS));
+        TK(tk_rmsnorm(s, m->ph, NULL, l->n2, m->pn, rows, g->hid, g->hid, EPS));
         product(m, s, m->pn, l->gu, NULL, m->pgu, 2 * g->ffn, g->hid);
         TK(tk_swiglu(s, m->pgu, m->pact, rows, g->ffn, true));
         product(m, s, m->pact, l->dn, m->ph, m->ph, g->hid, g->ffn);
@@ -370,7 +370,7 @@ void gm_prefill(struct gm *m, tk_stream s, float *logits, int32_t *token)
     struct tk_map x;
     const tk_bf16 *last = m->pn + (size_t)(rows - 1) * g->hid;
     TK(tk_rmsnorm(s, m->ph + (size_t)(rows - 1) * g->hid, NULL, m->norm,
-                  m->pn + (size_t)(rows - 1) * g->hid, 1, g->hid, EPS));
+                  m->pn + (size_t)(rows - 1) * g->hid, 1, g->hid, g->hid, EPS));
     TK(tk_flat_x_map(last, 1, g->hid, g->hid, &x));
     const struct tk_flat f = {.w = &m->m_head,
                               .x = &x,

@@ -10,18 +10,24 @@
 
 #define LONG 300 /* tokens: crosses a chunk of attention */
 
-static struct eu_model open_model(uint32_t n_heads, const char *type)
+static struct eu_model open_shape(uint32_t n_embd, uint32_t n_heads, uint32_t n_kv_heads,
+                                  const char *type)
 {
     struct td_tiny_params p = td_tiny_defaults();
     struct eu_model out;
     p.type = type;
-    p.n_embd = 512;
+    p.n_embd = n_embd;
     p.n_ffn = 256;
     p.n_heads = n_heads;
-    p.n_kv_heads = n_heads / 2;
+    p.n_kv_heads = n_kv_heads;
     make_tiny(&p, &out.file);
     assert_int_equal(td_model_open_memory(out.file.data, out.file.len, type, &out.m), TD_OK);
     return out;
+}
+
+static struct eu_model open_model(uint32_t n_heads, const char *type)
+{
+    return open_shape(512, n_heads, n_heads / 2, type);
 }
 
 static struct td_cuda_engine_params params(bool deterministic)
@@ -58,9 +64,8 @@ static double distance(const float *a, const float *b, size_t n)
     return sqrt(d / r);
 }
 
-static void check_logits(uint32_t n_heads, const char *type, uint32_t n, uint32_t chunk)
+static void check_model(struct eu_model m, const char *type, uint32_t n, uint32_t chunk)
 {
-    struct eu_model m = open_model(n_heads, type);
     struct td_engine *ours = engine(&m, false);
     struct td_engine *ref = eu_engine(&m, "f32", TD_ISA_AUTO, 2);
     const size_t count = (size_t)n * m.m->hp.n_vocab;
@@ -70,7 +75,7 @@ static void check_logits(uint32_t n_heads, const char *type, uint32_t n, uint32_
     assert_int_equal(td_cpu_engine_logits(ref, tokens, n, n, want), TD_OK);
     assert_int_equal(td_cuda_engine_logits(ours, tokens, n, chunk, got), TD_OK);
     double d = distance(got, want, count);
-    print_message("# %u heads, %s: distance %.2g\n", n_heads, type, d);
+    print_message("# %u heads, %s: distance %.2g\n", m.m->hp.n_heads, type, d);
     assert_true(d < 0.03);
     free(got);
     free(want);
@@ -79,12 +84,18 @@ static void check_logits(uint32_t n_heads, const char *type, uint32_t n, uint32_
     eu_model_close(&m);
 }
 
+static void check_logits(uint32_t n_heads, const char *type, uint32_t n, uint32_t chunk)
+{
+    check_model(open_model(n_heads, type), type, n, chunk);
+}
+
 static void logits_are_close_to_the_float32_reference(void **state)
 {
     check_logits(4, "bf16", LONG, 128); /* head_dim 128 */
     check_logits(8, "bf16", 90, 64);    /* head_dim 64: chunks through the decode kernel */
     check_logits(4, "f16", 40, 40);
     check_logits(4, "f32", 40, 7);
+    check_model(open_shape(192, 3, 1, "bf16"), "bf16, 192 padded to 256", 40, 40);
 }
 
 /* Sequences with different prompts and settings, each alone; then all of them together, joining and
