@@ -7,6 +7,7 @@
 #include "ctl/doctor.h"
 #include "ctl/drain.h"
 #include "ctl/explain.h"
+#include "ctl/export_tokenizer.h"
 #include "ctl/get.h"
 #include "ctl/make_model.h"
 #include "ctl/top.h"
@@ -22,6 +23,7 @@ static const struct ctl_command commands[] = {
     {"explain", "REQUEST", 1, &ctl_explain_program, ctl_explain},
     {"doctor", "", 0, &ctl_doctor_program, ctl_doctor},
     {"bench engine", "", 0, &ctl_bench_engine_program, ctl_bench_engine},
+    {"export-tokenizer", "DIR", 1, &ctl_export_tokenizer_program, ctl_export_tokenizer},
     {"make-model", "OUT", 1, &ctl_make_model_program, ctl_make_model},
     {"version", "", 0, &ctl_version_program, ctl_version},
 };

@@ -3,6 +3,7 @@
 
     text_oracle.py fetch                          the vocabularies and templates of llama-cpp-python's source archive
     text_oracle.py check --tool PATH [--full]     compares ids and text of every vocabulary on the corpus
+    text_oracle.py export --tool PATH --ctl PATH  the same with the files that `tandemctl export-tokenizer` writes
     text_oracle.py corpus OUT                     writes the corpus (about 3 MB) to a file
 
 `check` fails if one id differs. It covers SmolLM2 ($TANDEM_TEST_MODEL) and the vocabularies in VOCABS, whose expected
@@ -397,6 +398,48 @@ def check(tool, full):
     return 1 if failures.n else 0
 
 
+def check_export(tool, ctl, name, path, docs, failures):
+    """Hugging Face's tokenizer as a user loads it: from the exported file."""
+    import tokenizers
+    with tempfile.TemporaryDirectory() as tmp:
+        done = subprocess.run([ctl, "export-tokenizer", tmp, "--model", path], capture_output=True, text=True)
+        if done.returncode != 0:
+            sys.exit(f"{name}: {done.stderr}")
+        theirs = tokenizers.Tokenizer.from_file(os.path.join(tmp, "tokenizer.json"))
+    g = Gguf(path)
+    r = random.Random(name)
+    control = [p for p, t in zip(g.tok("tokens"), g.tok("token_type")) if t in (CONTROL, USER_DEFINED)]
+    texts = docs + [seeded(r, r.randint(1, 60)) for _ in range(2000)]
+    for _ in range(1000 if control else 0):
+        parts = [r.choice(control) if r.random() < 0.4 else seeded(r, r.randint(1, 30)) for _ in range(r.randint(1, 8))]
+        texts.append("".join(parts))
+    n = 0
+    for text, enc, (got, back) in zip(texts, theirs.encode_batch(texts, add_special_tokens=False),
+                                      ours(tool, path, [[(t.encode(), 1)] for t in texts]), strict=True):
+        n += len(got)
+        if enc.ids != got:
+            failures.add(name, "ids of the exported tokenizer", text, enc.ids, got)
+        elif theirs.decode(enc.ids, skip_special_tokens=False).encode() != back:
+            failures.add(name, "text of the exported tokenizer", text,
+                         theirs.decode(enc.ids, skip_special_tokens=False), back)
+    print(f"{name}: {n} ids of {len(texts)} texts by the exported tokenizer", flush=True)
+
+
+def export(tool, ctl):
+    docs = corpus()[::7]
+    failures = Failures()
+    model = os.environ.get("TANDEM_TEST_MODEL") or os.path.join(CACHE, "models/SmolLM2-135M-Instruct.Q4_1.gguf")
+    try:
+        models = os.path.join(fetch(), "models/ggml-vocab-")
+    except (subprocess.CalledProcessError, OSError) as e:
+        print(f"the archive cannot be had: {e}")
+        return SKIP
+    for name, path in [("smollm2", model)] + [(v, models + v + ".gguf") for v in VOCABS]:
+        check_export(tool, ctl, name, path, docs, failures)
+    print(f"{failures.n} differences")
+    return 1 if failures.n else 0
+
+
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     sub = p.add_subparsers(dest="verb", required=True)
@@ -404,6 +447,9 @@ def main():
     c = sub.add_parser("check")
     c.add_argument("--tool", required=True, help="text_encode_tool of the build")
     c.add_argument("--full", action="store_true", help="more vocabularies")
+    e = sub.add_parser("export")
+    e.add_argument("--tool", required=True, help="text_encode_tool of the build")
+    e.add_argument("--ctl", required=True, help="tandemctl")
     sub.add_parser("corpus").add_argument("out")
     args = p.parse_args()
     if args.verb == "fetch":
@@ -423,7 +469,7 @@ def main():
         print("needs the packages of tests/requirements.txt (TANDEM_TEST_PYTHON)")
         return SKIP
     print(f"tokenizers {tokenizers.__version__}")
-    return check(args.tool, args.full)
+    return export(args.tool, args.ctl) if args.verb == "export" else check(args.tool, args.full)
 
 
 if __name__ == "__main__":
