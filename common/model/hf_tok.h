@@ -20,11 +20,15 @@
 
 #define TD_HF_TOK_MAX_BYTES (256u * 1024 * 1024)
 
-/* The split patterns of two families, as their files spell them. */
+/* The split patterns of some families, as their files spell them. */
 #define TD_HF_SPLIT_WORDS  "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|"
 #define TD_HF_SPLIT_REST   "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
 #define TD_HF_SPLIT_LLAMA3 TD_HF_SPLIT_WORDS "\\p{N}{1,3}" TD_HF_SPLIT_REST
 #define TD_HF_SPLIT_QWEN2  TD_HF_SPLIT_WORDS "\\p{N}" TD_HF_SPLIT_REST
+#define TD_HF_SPLIT_TEKKEN                                                                         \
+    "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]*[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]+|"   \
+    "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]+[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]*|"   \
+    "\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
 
 /* Borrowed for the call; only tokenizer must be there. */
 struct td_hf_tok_src {

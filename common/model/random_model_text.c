@@ -16,13 +16,13 @@ static const char chat_template[] =
 static const struct {
     enum td_arch arch;
     const char *model_type, *class;
-    const char *split; /* NULL: the byte-level step's own */
+    const char *split;
     bool nfc;
 } kinds[] = {
     {TD_ARCH_LLAMA, "llama", "LlamaForCausalLM", TD_HF_SPLIT_LLAMA3, false},
     {TD_ARCH_QWEN2, "qwen2", "Qwen2ForCausalLM", TD_HF_SPLIT_QWEN2, true},
     {TD_ARCH_QWEN3, "qwen3", "Qwen3ForCausalLM", TD_HF_SPLIT_QWEN2, true},
-    {TD_ARCH_MISTRAL, "mistral", "MistralForCausalLM", NULL, false},
+    {TD_ARCH_MISTRAL, "mistral", "MistralForCausalLM", TD_HF_SPLIT_TEKKEN, false},
 };
 
 static size_t kind_of(const struct td_random_shape *s)
@@ -148,10 +148,9 @@ static json_t *byte_level(bool use_regex)
 
 static json_t *pre_tokenizer(const char *split)
 {
-    return split == NULL ? byte_level(true)
-                         : json_pack("{s:s,s:[{s:s,s:{s:s},s:s,s:b},o]}", "type", "Sequence",
-                                     "pretokenizers", "type", "Split", "pattern", "Regex", split,
-                                     "behavior", "Isolated", "invert", 0, byte_level(false));
+    return json_pack("{s:s,s:[{s:s,s:{s:s},s:s,s:b},o]}", "type", "Sequence", "pretokenizers",
+                     "type", "Split", "pattern", "Regex", split, "behavior", "Isolated", "invert",
+                     0, byte_level(false));
 }
 
 /* llama puts <|endoftext|> before everything, as its family does. */

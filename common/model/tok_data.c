@@ -169,8 +169,8 @@ static void find_end_ids(struct td_model_tokenizer *t)
 
 static td_err load_special(const struct load *l, struct td_model_tokenizer *t)
 {
-    bool llama3 = td_str_eq(t->pre, "llama-bpe") || td_str_eq(t->pre, "llama3") ||
-                  td_str_eq(t->pre, "llama-v3");
+    bool begins = td_str_eq(t->pre, "tekken") || td_str_eq(t->pre, "llama-bpe") ||
+                  td_str_eq(t->pre, "llama3") || td_str_eq(t->pre, "llama-v3");
     int32_t eom = -1;
 
     TD_TRY(load_id(l, KEY("bos_token_id"), t->n_tokens, &t->bos));
@@ -179,8 +179,8 @@ static td_err load_special(const struct load *l, struct td_model_tokenizer *t)
     TD_TRY(load_id(l, KEY("eom_token_id"), t->n_tokens, &eom));
     TD_TRY(load_id(l, KEY("unknown_token_id"), t->n_tokens, &t->unk));
     TD_TRY(load_id(l, KEY("padding_token_id"), t->n_tokens, &t->pad));
-    /* Files of that family from before the key existed rely on the default. */
-    TD_TRY(load_bool(l, KEY("add_bos_token"), llama3, &t->add_bos));
+    /* Files of those families from before the key existed rely on the default. */
+    TD_TRY(load_bool(l, KEY("add_bos_token"), begins, &t->add_bos));
     TD_TRY(load_bool(l, KEY("add_eos_token"), false, &t->add_eos));
     TD_TRY(load_bool(l, KEY("add_space_prefix"), false, &t->add_space_prefix));
     if (t->add_bos && t->bos < 0) {

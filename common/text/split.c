@@ -17,6 +17,7 @@ static const struct td_text_pre pres[] = {
     {"qwen2", TD_TEXT_PRE_QWEN2, false, false},
     {"deepseek-r1-qwen", TD_TEXT_PRE_QWEN2, false, false},
     {"qwen35", TD_TEXT_PRE_QWEN35, false, false},
+    {"tekken", TD_TEXT_PRE_TEKKEN, true, true},
 };
 
 const struct td_text_pre *td_text_pre_find(const char *name)
@@ -210,6 +211,88 @@ static const uint8_t *split_llama3(const struct td_text_uni *u, unsigned word, s
     return spaces_or_newlines(u, p, end);
 }
 
+/* What a word of tekken's may hold: letters and marks, capitals only before, small ones only after. */
+static bool may_begin(unsigned cls)
+{
+    return (cls & (TD_TEXT_L | TD_TEXT_M)) != 0 && (cls & TD_TEXT_LOWER) == 0;
+}
+
+static bool may_end(unsigned cls)
+{
+    return (cls & (TD_TEXT_L | TD_TEXT_M)) != 0 && (cls & TD_TEXT_UPPER) == 0;
+}
+
+/* Two readings of the word at p: with an end (begin* end+), NULL when it has none; and the run of
+ * what may begin one alone. Backing off, the first takes up to the last character that may be
+ * both. */
+static const uint8_t *tekken_word(const struct td_text_uni *u, const uint8_t *p, const uint8_t *end,
+                                  const uint8_t **out_run)
+{
+    const uint8_t *both = NULL;
+    struct ch c = {0, 0};
+    while (p < end && may_begin((c = look(u, p, end)).cls)) {
+        p += c.len;
+        both = may_end(c.cls) ? p : both;
+    }
+    *out_run = p;
+    if (p == end || !may_end(c.cls)) {
+        return both;
+    }
+    while (p < end && may_end((c = look(u, p, end)).cls)) {
+        p += c.len;
+    }
+    return p;
+}
+
+/* The two alternatives for words, or NULL. */
+static const uint8_t *tekken_letters(const struct td_text_uni *u, const uint8_t *p,
+                                     const uint8_t *end)
+{
+    const struct ch c = look(u, p, end);
+    const uint8_t *run = NULL;
+    const uint8_t *word;
+    if ((c.cls & TD_TEXT_L) != 0) {
+        word = tekken_word(u, p, end, &run);
+        return word != NULL ? word : run;
+    }
+    if ((c.cls & TD_TEXT_N) != 0 || *p == '\r' || *p == '\n') {
+        return NULL;
+    }
+    word = tekken_word(u, p + c.len, end, &run);
+    if (word != NULL) {
+        return word;
+    }
+    if ((c.cls & TD_TEXT_M) != 0) { /* a mark may also be the word's own beginning */
+        const uint8_t *unused;
+        return tekken_word(u, p, end, &unused);
+    }
+    return run > p + c.len ? run : NULL;
+}
+
+static const uint8_t *split_tekken(const struct td_text_uni *u, const uint8_t *p,
+                                   const uint8_t *end)
+{
+    const uint8_t *word = tekken_letters(u, p, end);
+    const struct ch c = look(u, p, end);
+    const unsigned not_other = TD_TEXT_L | TD_TEXT_N | TD_TEXT_WS;
+    const uint8_t *q = p + c.len;
+    if (word != NULL) {
+        return word;
+    }
+    if ((c.cls & TD_TEXT_N) != 0) {
+        return q;
+    }
+    if ((c.cls & TD_TEXT_WS) == 0 ||
+        (*p == ' ' && q < end && (look(u, q, end).cls & not_other) == 0)) {
+        q = run_without(u, q, end, not_other);
+        while (q < end && (is_newline(*q) || *q == '/')) {
+            q++;
+        }
+        return q;
+    }
+    return spaces_or_newlines(u, p, end);
+}
+
 size_t td_text_split(const struct td_text_uni *u, enum td_text_pre_kind kind, const uint8_t *p,
                      const uint8_t *end)
 {
@@ -226,6 +309,9 @@ size_t td_text_split(const struct td_text_uni *u, enum td_text_pre_kind kind, co
         break;
     case TD_TEXT_PRE_QWEN35:
         q = split_llama3(u, TD_TEXT_L | TD_TEXT_M, 1, p, end);
+        break;
+    case TD_TEXT_PRE_TEKKEN:
+        q = split_tekken(u, p, end);
         break;
     case TD_TEXT_PRE_GPT2:
     case TD_TEXT_PRE_KINDS:

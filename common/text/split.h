@@ -13,6 +13,10 @@
  *
  *   qwen2:  llama3 with \p{N} alone; the text is NFC first.
  *
+ *   tekken: [^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+
+ *           |[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}
+ *           | ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+
+ *
  *   qwen35: llama3 with \p{N} alone and marks as letters: [\p{L}\p{M}]+, [^\s\p{L}\p{M}\p{N}]+.
  *
  * Not:  a general regular expression engine: there is nothing a prompt could make it backtrack
@@ -34,6 +38,7 @@ enum td_text_pre_kind {
     TD_TEXT_PRE_LLAMA3,
     TD_TEXT_PRE_QWEN2,
     TD_TEXT_PRE_QWEN35,
+    TD_TEXT_PRE_TEKKEN,
     TD_TEXT_PRE_KINDS
 };
 

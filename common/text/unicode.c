@@ -8,15 +8,20 @@
 #include "common/base/assert.h"
 #include "common/base/mem.h"
 
+#define UP  (TD_TEXT_L | TD_TEXT_UPPER)
+#define LOW (TD_TEXT_L | TD_TEXT_LOWER)
+
 /* Letters, numbers and marks that Unicode 15.1 and 16 added to what utf8proc 2.8 (Unicode 15)
  * knows. Found, and kept complete, by the exhaustive comparison in tests/text_oracle.py. */
 static const struct {
     uint32_t first, last;
     uint8_t cls;
 } newer[] = {
-    {0x0897, 0x0897, TD_TEXT_M},   {0x1c89, 0x1c8a, TD_TEXT_L},   {0xa7cb, 0xa7cd, TD_TEXT_L},
-    {0xa7da, 0xa7dc, TD_TEXT_L},   {0x105c0, 0x105f3, TD_TEXT_L}, {0x10d40, 0x10d49, TD_TEXT_N},
-    {0x10d4a, 0x10d65, TD_TEXT_L}, {0x10d69, 0x10d6d, TD_TEXT_M}, {0x10d6f, 0x10d85, TD_TEXT_L},
+    {0x0897, 0x0897, TD_TEXT_M},   {0x1c89, 0x1c89, UP},          {0x1c8a, 0x1c8a, LOW},
+    {0xa7cb, 0xa7cc, UP},          {0xa7cd, 0xa7cd, LOW},         {0xa7da, 0xa7da, UP},
+    {0xa7db, 0xa7db, LOW},         {0xa7dc, 0xa7dc, UP},          {0x105c0, 0x105f3, TD_TEXT_L},
+    {0x10d40, 0x10d49, TD_TEXT_N}, {0x10d4a, 0x10d4f, TD_TEXT_L}, {0x10d50, 0x10d65, UP},
+    {0x10d69, 0x10d6d, TD_TEXT_M}, {0x10d6f, 0x10d6f, TD_TEXT_L}, {0x10d70, 0x10d85, LOW},
     {0x10ec2, 0x10ec4, TD_TEXT_L}, {0x10efc, 0x10efc, TD_TEXT_M}, {0x11380, 0x11389, TD_TEXT_L},
     {0x1138b, 0x1138b, TD_TEXT_L}, {0x1138e, 0x1138e, TD_TEXT_L}, {0x11390, 0x113b5, TD_TEXT_L},
     {0x113b7, 0x113b7, TD_TEXT_L}, {0x113b8, 0x113c0, TD_TEXT_M}, {0x113c2, 0x113c2, TD_TEXT_M},
@@ -47,8 +52,10 @@ static uint8_t category_class(uint32_t cp)
     const int cat = (int)utf8proc_category((utf8proc_int32_t)cp);
     switch (cat) {
     case UTF8PROC_CATEGORY_LU:
-    case UTF8PROC_CATEGORY_LL:
     case UTF8PROC_CATEGORY_LT:
+        return UP;
+    case UTF8PROC_CATEGORY_LL:
+        return LOW;
     case UTF8PROC_CATEGORY_LM:
     case UTF8PROC_CATEGORY_LO:
         return TD_TEXT_L;

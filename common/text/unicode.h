@@ -1,8 +1,9 @@
-/* unicode.h - what the pre-tokenisers ask about a character: letter, number, space, mark; and NFC.
+/* unicode.h - what the pre-tokenisers ask about a character: letter and its case, number, space, mark; and
+ * NFC.
  *
  * What: one byte of classes per code point in a two-level table, built from utf8proc at creation
  * and completed to Unicode 16, the version of Hugging Face `tokenizers` (Oniguruma), so that ids
- * agree on new scripts too. Not:  case mapping, segmentation, NFKC. Owner: the vocabulary. Thread:
+ * agree on new scripts too. Not: case mapping, segmentation, NFKC. Owner: the vocabulary. Thread:
  * any; the table never changes. td_text_nfc needs a scratch object of its caller. Bounds: 35 KB of
  * index plus about 60 KB of classes. NFC output is at most 3 times its input; time is linear, also
  *         over long runs of combining marks (utf8proc's own ordering is quadratic there).
@@ -17,11 +18,13 @@
 #include "common/base/err.h"
 
 enum td_text_class {
-    TD_TEXT_L = 1,      /* \p{L} */
-    TD_TEXT_N = 2,      /* \p{N} */
-    TD_TEXT_WS = 4,     /* \s */
-    TD_TEXT_M = 8,      /* \p{M} */
-    TD_TEXT_UNSAFE = 16 /* NFC may change it, or join it to what stands before it */
+    TD_TEXT_L = 1,       /* \p{L} */
+    TD_TEXT_N = 2,       /* \p{N} */
+    TD_TEXT_WS = 4,      /* \s */
+    TD_TEXT_M = 8,       /* \p{M} */
+    TD_TEXT_UNSAFE = 16, /* NFC may change it, or join it to what stands before it */
+    TD_TEXT_UPPER = 32,  /* \p{Lu} or \p{Lt}; with TD_TEXT_L */
+    TD_TEXT_LOWER = 64   /* \p{Ll}; with TD_TEXT_L */
 };
 
 #define TD_TEXT_CP_COUNT 0x110000u

@@ -20,7 +20,7 @@
 #define SEGS_MAX 16
 #define IDS_MAX  (1u << 17)
 
-static const char *const pres[] = {"gpt-2", "smollm", "llama-bpe", "qwen2", "qwen35"};
+static const char *const pres[] = {"gpt-2", "smollm", "llama-bpe", "qwen2", "qwen35", "tekken"};
 static int32_t ids[IDS_MAX];
 
 static void check(bool ok)

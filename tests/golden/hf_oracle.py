@@ -25,6 +25,7 @@ TEXTS = [
     "emoji \U0001f600\U0001f468\u200d\U0001f469\u200d\U0001f467 and \u00bd \u2163 \u0663 digits",
     "for (int i = 0; i < n; i++) { sum += a[i]; } // done\r\n",
     "<|im_start|>user\nhi<|im_end|>\n<|endoftext|>",
+    "HTTPServer and McDonald's iPhone; \u01c5A e\u0301A \u0301AB path//to/\n/file",
     "",
 ]
 

@@ -147,12 +147,49 @@ static void qwen_words(void **state)
     check_all(TD_TEXT_PRE_QWEN35, qwen35, TD_COUNT(qwen35));
 }
 
+/* Expected words are those of Hugging Face tokenizers for the pattern. */
+static void tekken_words_go_by_case(void **state)
+{
+    static const struct split_case cases[] = {
+        {"Hello World", "Hello| World"},
+        {"HelloWorld", "Hello|World"},
+        {"HELLOWorld", "HELLOWorld"},
+        {"HTTPServer", "HTTPServer"},
+        {"it's I'M", "it|'s| I|'M"},
+        {"x 1234", "x| |1|2|3|4"},
+        {"path//to/\n/a", "path|//|to|/\n/|a"},
+        {"  two\n\n x", " | two|\n\n| x"},
+        {"!abc !!abc", "!abc| !!|abc"},
+        {"\307\205A", "\307\205A"},
+        {"A\314\201B", "A\314\201|B"},
+        {"\314\201ABC", "\314\201|ABC"},
+        {" \314\201a", " \314\201a"},
+        {"\344\270\226A\347\225\214b", "\344\270\226A\347\225\214b"},
+        {"\tTab", "\tTab"},
+        {"a\312\260B", "a\312\260|B"},
+    };
+    check_all(TD_TEXT_PRE_TEKKEN, cases, TD_COUNT(cases));
+}
+
 static void words_cover_any_bytes_without_gap(void **state)
 {
     struct td_rng r = {9};
-    static const char *const parts[] = {
-        "a",        " ",    "\n",           "\r",           "'",        "s",       "1", "!",
-        "\xc2\xa0", "\xff", "\xe4\xb8\xad", "\xf0\x9f\x98", "\xcc\x81", "\xc5\xbf"};
+    static const char *const parts[] = {"a",
+                                        " ",
+                                        "\n",
+                                        "\r",
+                                        "'",
+                                        "s",
+                                        "1",
+                                        "!",
+                                        "A",
+                                        "/",
+                                        "\xc2\xa0",
+                                        "\xff",
+                                        "\xe4\xb8\xad",
+                                        "\xf0\x9f\x98",
+                                        "\xcc\x81",
+                                        "\xc5\xbf"};
     for (int round = 0; round < 20000; round++) {
         uint8_t text[64];
         size_t n = 0;
@@ -184,7 +221,8 @@ static void names_of_the_model_files_are_known_and_others_refused(void **state)
     assert_int_equal(td_text_pre_find("qwen2")->kind, TD_TEXT_PRE_QWEN2);
     assert_true(td_text_pre_find("llama-bpe")->ignore_merges);
     assert_true(td_text_pre_find("llama-bpe")->add_bos);
-    assert_null(td_text_pre_find("tekken"));
+    assert_true(td_text_pre_find("tekken")->ignore_merges);
+    assert_null(td_text_pre_find("chatglm-bpe"));
     assert_true(td_text_pre_normalises(TD_TEXT_PRE_QWEN2));
     assert_false(td_text_pre_normalises(TD_TEXT_PRE_LLAMA3));
 }
@@ -196,6 +234,7 @@ int main(void)
         cmocka_unit_test(smollm_words_have_lone_digits),
         cmocka_unit_test(llama3_words),
         cmocka_unit_test(qwen_words),
+        cmocka_unit_test(tekken_words_go_by_case),
         cmocka_unit_test(words_cover_any_bytes_without_gap),
         cmocka_unit_test(names_of_the_model_files_are_known_and_others_refused),
     };

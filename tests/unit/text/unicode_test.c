@@ -32,8 +32,12 @@ static void classes_are_those_of_the_patterns(void **state)
         uint32_t cp;
         unsigned cls;
     } cases[] = {
-        {'a', TD_TEXT_L},
-        {'Z', TD_TEXT_L},
+        {'a', TD_TEXT_L | TD_TEXT_LOWER},
+        {'Z', TD_TEXT_L | TD_TEXT_UPPER},
+        {0x1c5, TD_TEXT_L | TD_TEXT_UPPER}, /* a title case letter */
+        {0x2b0, TD_TEXT_L},                 /* a modifier */
+        {0xa7cb, TD_TEXT_L | TD_TEXT_UPPER},
+        {0x10d70, TD_TEXT_L | TD_TEXT_LOWER},
         {'_', 0},
         {'0', TD_TEXT_N},
         {'\n', TD_TEXT_WS},

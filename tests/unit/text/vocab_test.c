@@ -262,7 +262,7 @@ static void pieces_and_merges_have_a_maximum_together(void **state)
 
 static void an_unknown_pre_tokeniser_is_unsupported(void **state)
 {
-    refused(tiny_new("tekken"), TD_ERR_FILE_UNSUPPORTED);
+    refused(tiny_new("chatglm-bpe"), TD_ERR_FILE_UNSUPPORTED);
     refused(tiny_new("\xff\n\"evil"), TD_ERR_FILE_UNSUPPORTED);
 }
 
