@@ -25,8 +25,8 @@ BASE = os.path.join(os.path.dirname(HERE), "kustomize", "base")
 # Set by the chart from values of their own.
 OWNED = {"model", "served-model-name", "chat-template", "name", "node", "cluster-key-file", "api-key-file", "role", "listen",
          "host", "port", "admin-host", "admin-port", "port-file", "kv-device", "kv-transports", "kv-port-range",
-         "kv-trust-network", "drain-timeout", "log-level", "log-format", "grpc", "grpc-host", "grpc-port", "ssl-certfile",
-         "ssl-keyfile", "ssl-ca-certs"}
+         "kv-trust-network", "drain-timeout", "log-level", "log-format", "grpc", "grpc-host", "grpc-port", "tls-cert",
+         "tls-key", "tls-client-ca", "otlp-endpoint", "trace-sample-ratio", "backend", "device"}
 BUILTIN = {"config", "fault", "print-config", "check-config", "list-fault-points", "version", "help"}
 
 

@@ -66,6 +66,14 @@ class Workload:
         self.program = self.container["command"][0]
         self.is_router = self.labels["app.kubernetes.io/component"] == "router"
 
+    @classmethod
+    def of_pod(cls, manifest, pod):
+        """A bare pod, for its volumes."""
+        w = cls.__new__(cls)
+        w.manifest, w.doc, w.name, w.template, w.spec = manifest, pod, pod["metadata"]["name"], pod, pod["spec"]
+        w.labels, w.container = pod["metadata"]["labels"], pod["spec"]["containers"][0]
+        return w
+
     def ports(self):
         return {p["name"]: p["containerPort"] for p in self.container["ports"]}
 

@@ -24,6 +24,7 @@ GOLDEN = {f[:-5]: Manifest.load(os.path.join(HERE, "golden", f)) for f in sorted
           if f.endswith(".yaml")}
 # What a rendering may name without defining it: the operator brings them.
 BROUGHT = {"PersistentVolumeClaim", "StorageClass"}
+CERTS = {}
 SHARED = []  # the running pods of the rendering "cpu"
 
 
@@ -36,16 +37,42 @@ def every_workload():
             yield name, m, pods, w
 
 
+def certificates():
+    """{name: text} of a CA, a router's certificate for the Services' names, and a client's."""
+    if not CERTS:
+        at = tempfile.mkdtemp(dir=SCRATCH)
+
+        def openssl(*args):
+            subprocess.run(["openssl", *args], cwd=at, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout"]
+        openssl("req", "-x509", *key, "ca.key", "-out", "ca.crt", "-subj", "/CN=ca", "-days", "2")
+        for name, san in (("server", "DNS:t-tandem,DNS:t-tandem.tandem.svc"), ("client", "DNS:client")):
+            openssl("req", *key, name + ".key", "-out", name + ".csr", "-subj", "/CN=" + name, "-addext", "subjectAltName=" + san)
+            openssl("x509", "-req", "-in", name + ".csr", "-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial",
+                    "-copy_extensions", "copy", "-out", name + ".crt", "-days", "2")
+        for name in ("ca.crt", "server.crt", "server.key", "client.crt", "client.key"):
+            with open(os.path.join(at, name), encoding="ascii") as f:
+                CERTS[name] = f.read()
+    return CERTS
+
+
+def brought(name):
+    """Content of a Secret that the operator (or cert-manager) brings."""
+    c = certificates()
+    return {"t-tandem-tls": {"tls.crt": c["server.crt"], "tls.key": c["server.key"], "ca.crt": c["ca.crt"]},
+            "client-ca": {"ca.crt": c["ca.crt"]}, "test-client": {"tls.crt": c["client.crt"], "tls.key": c["client.key"]},
+            "hf": {"token": "t"}, "tandem-cluster": {"cluster.key": "k1 0123456789abcdef0123456789abcdef\n"}}[name]
+
+
 def with_brought_secrets(m):
     """Secrets that a rendering names and the operator brings, with plausible content."""
     have = {d["metadata"]["name"] for d in m.of("Secret")}
-    for w in m.workloads():
-        for v in w.spec["volumes"]:
+    for _, template in m.pods():
+        for v in template["spec"]["volumes"]:
             name = (v.get("secret") or {}).get("secretName")
             if name and name not in have:
                 have.add(name)
-                m.docs.append({"kind": "Secret", "metadata": {"name": name, "labels": {}}, "brought": True,
-                               "stringData": {"cluster.key": "k1 0123456789abcdef0123456789abcdef\n", "token": "t"}})
+                m.docs.append({"kind": "Secret", "metadata": {"name": name, "labels": {}}, "stringData": brought(name)})
     return m
 
 
@@ -210,17 +237,47 @@ def answers(p, w, probe):
 
 
 def test_the_pods_start_pass_their_probes_and_answer_the_helm_test():
-    p = pods()
+    done = helm_test(pods())
+    assert done.returncode == 0 and "a chat request is answered" in done.stdout, (done.stdout, done.stderr)
+
+
+def helm_test(p, **change):
+    """Runs what the pod of `helm test` runs; the Service's name leads to the router's address, paths are mapped."""
     m = p.manifest
+    pod = m.get("Pod", "t-tandem-test")
+    test = pod["spec"]["containers"][0]
     service = m.get("Service", "t-tandem")
     router = m.selected(service["spec"]["selector"])[0]
-    test = m.get("Pod", "t-tandem-test")["spec"]["containers"][0]
-    env = environment(test, {})
-    assert env["ROUTER_URL"] == f"http://t-tandem:{service['spec']['ports'][0]['port']}"
-    env["ROUTER_URL"] = f"http://{p.addresses[router.name]}:{router.ports()[service['spec']['ports'][0]['targetPort']]}"
-    done = subprocess.run(test["command"] + test["args"], env=dict(os.environ, **env), capture_output=True, text=True, timeout=120)
+    env = dict(environment(test, {"secret test-key/key": "example-key"}), **change)
+    port = service["spec"]["ports"][0]
+    assert re.fullmatch(rf"https?://t-tandem:{port['port']}", env["ROUTER_URL"]), env["ROUTER_URL"]
+    folder = tempfile.mkdtemp(dir=SCRATCH)
+    with open(os.path.join(folder, ".curlrc"), "w", encoding="ascii") as f:
+        f.write(f"connect-to = \"t-tandem:{port['port']}:{p.addresses[router.name]}:{router.ports()[port['targetPort']]}\"\n")
+    script = test["args"][0]
+    for path, local in p.mounts(Workload.of_pod(m, pod), test).items():
+        script = script.replace(path + "/", local + "/")
+    env.update(CURL_HOME=folder, no_proxy="*")
+    return subprocess.run(test["command"] + [script], env=dict(os.environ, **env), capture_output=True, text=True, timeout=120)
+
+
+def test_with_tls_and_keys_only_callers_with_certificate_and_key_are_served():
+    m = GOLDEN["tls-auth"]
+    p = LocalPods(m, BUILD, tempfile.mkdtemp(dir=SCRATCH), tiny_model())
+    for i, name in enumerate(p.addresses):
+        p.addresses[name] = f"127.2.{os.getpid() % 250}.{i + 1}"
+    atexit.register(p.stop)
+    for w in m.workloads():
+        p.start(w)
+    for w in m.workloads():
+        answers(p, w, "readinessProbe")
+    done = helm_test(p)
     assert done.returncode == 0, (done.stdout, done.stderr)
-    assert "a chat request is answered" in done.stdout, done.stdout
+    for line in ("a caller without a certificate is refused", "a caller without key is refused", "a chat request is answered"):
+        assert line in done.stdout, done.stdout
+    done = helm_test(p, API_KEY="wrong")
+    assert done.returncode == 1 and "a chat request says 401" in done.stderr, (done.stdout, done.stderr)
+    assert set(p.stop().values()) == {0}
 
 
 def test_tandemctl_in_a_routers_pod_finds_its_router():
@@ -242,10 +299,7 @@ def test_the_helm_test_fails_when_no_pair_is_there():
     p.start(router)
     try:
         answers(p, router, "livenessProbe")  # alone it lives, and is not ready
-        test = m.get("Pod", "t-tandem-test")["spec"]["containers"][0]
-        env = dict(environment(test, {}), ROUTER_URL=f"http://{p.addresses[router.name]}:8000")
-        done = subprocess.run(test["command"] + test["args"], env=dict(os.environ, **env), capture_output=True, text=True,
-                              timeout=60)
+        done = helm_test(p)
         assert done.returncode == 1 and "no usable pair" in done.stderr, (done.stdout, done.stderr)
     finally:
         p.stop()

@@ -77,6 +77,10 @@ annotations:
 {{- end -}}
 {{- end -}}
 
+{{- define "tandem.tlsSecretName" -}}
+{{- default (printf "%s-tls" (include "tandem.fullname" .)) .Values.tls.existingSecret -}}
+{{- end -}}
+
 {{/* Flags of a config map, in order of their names; a list repeats its flag. */}}
 {{- define "tandem.flags" -}}
 {{- range $flag := keys . | sortAlpha }}

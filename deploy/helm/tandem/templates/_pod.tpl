@@ -16,6 +16,18 @@
 {{- range include "tandem.pools" $root | fromJsonArray }}
 - --node=tcp://{{ include "tandem.poolHost" (dict "root" $root "w" .) }}:{{ $root.Values.ports.control }}
 {{- end }}
+{{- with $root.Values.tracing }}
+{{- if .enabled }}
+- --trace-sample-ratio={{ .sampleRatio }}
+{{- end }}
+{{- end }}
+{{- if $root.Values.tls.enabled }}
+- --tls-cert=/etc/tandem/tls/tls.crt
+- --tls-key=/etc/tandem/tls/tls.key
+{{- if eq $root.Values.tls.mode "mutual" }}
+- --tls-client-ca=/etc/tandem/client-ca/{{ $root.Values.tls.clientCa.key }}
+{{- end }}
+{{- end }}
 {{- if $root.Values.auth.enabled }}
 - --api-key-file=/etc/tandem/auth/{{ $root.Values.auth.key }}
 {{- end }}
@@ -52,6 +64,9 @@
 {{- end }}
 - --cluster-key-file=/etc/tandem/cluster/{{ $values.clusterSecret.key }}
 {{ if eq .w.role "router" }}{{ include "tandem.args.router" . }}{{ else }}{{ include "tandem.args.node" . }}{{ end }}
+{{- if $values.tracing.enabled }}
+- --otlp-endpoint={{ $values.tracing.endpoint }}
+{{- end }}
 - --drain-timeout={{ include "tandem.drainSeconds" .w.v }}
 - --log-level={{ $values.log.level }}
 - --log-format={{ $values.log.format }}
@@ -136,6 +151,12 @@ httpGet: {path: {{ .path }}, port: admin}
 - {name: model, mountPath: {{ $values.model.mountPath }}, readOnly: true}
 - {name: cluster, mountPath: /etc/tandem/cluster, readOnly: true}
 {{- if eq .w.role "router" }}
+{{- if $values.tls.enabled }}
+- {name: tls, mountPath: /etc/tandem/tls, readOnly: true}
+{{- if eq $values.tls.mode "mutual" }}
+- {name: client-ca, mountPath: /etc/tandem/client-ca, readOnly: true}
+{{- end }}
+{{- end }}
 {{- if $values.auth.enabled }}
 - {name: auth, mountPath: /etc/tandem/auth, readOnly: true}
 {{- end }}
@@ -158,6 +179,14 @@ httpGet: {path: {{ .path }}, port: admin}
 - name: cluster
   secret: {secretName: {{ include "tandem.clusterSecretName" .root }}, defaultMode: 0440}
 {{- if eq .w.role "router" }}
+{{- if $values.tls.enabled }}
+- name: tls
+  secret: {secretName: {{ include "tandem.tlsSecretName" .root }}, defaultMode: 0440}
+{{- if eq $values.tls.mode "mutual" }}
+- name: client-ca
+  secret: {secretName: {{ default (include "tandem.tlsSecretName" .root) $values.tls.clientCa.secret }}, defaultMode: 0440, items: [{key: {{ $values.tls.clientCa.key }}, path: {{ $values.tls.clientCa.key }}}]}
+{{- end }}
+{{- end }}
 {{- if $values.auth.enabled }}
 - name: auth
   secret: {secretName: {{ include "tandem.authSecretName" .root }}, defaultMode: 0440}

@@ -24,6 +24,11 @@
 {{- if and $v.auth.enabled (not $v.auth.existingSecret) (empty $v.auth.keys) -}}
 {{- fail "auth: name auth.existingSecret, or list auth.keys" -}}
 {{- end -}}
+{{- if and $v.tls.enabled (not $v.tls.existingSecret) (not $v.tls.certManager.enabled) -}}
+{{- fail "tls: name tls.existingSecret (tls.crt, tls.key), or enable tls.certManager" -}}
+{{- end -}}
+{{- if and $v.tls.certManager.enabled (empty $v.tls.certManager.issuerRef) }}{{ fail "tls.certManager.issuerRef: name the issuer" }}{{ end -}}
+{{- if and $v.tracing.enabled (empty $v.tracing.endpoint) }}{{ fail "tracing.endpoint: name the collector, for example http://otel-collector.monitoring:4318" }}{{ end -}}
 {{- range include "tandem.workloads" . | fromJsonArray -}}
 {{- include "tandem.validateWorkload" (dict "root" $ "w" .) -}}
 {{- end -}}
