@@ -220,3 +220,23 @@ def until(condition, seconds, what):
             pass
         time.sleep(0.05)
     raise AssertionError(f"waited {seconds} s for {what}")
+
+
+def listening(pid):
+    """{(address, port)} on which a process listens, TCP over IPv4."""
+    inodes = set()
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        try:
+            m = re.match(r"socket:\[(\d+)\]", os.readlink(f"/proc/{pid}/fd/{fd}"))
+        except OSError:
+            continue
+        if m:
+            inodes.add(m.group(1))
+    out = set()
+    with open(f"/proc/{pid}/net/tcp", encoding="ascii") as f:
+        for line in f.read().splitlines()[1:]:
+            field = line.split()
+            if field[3] == "0A" and field[9] in inodes:
+                host, port = field[1].split(":")
+                out.add((".".join(str(b) for b in reversed(bytes.fromhex(host))), int(port, 16)))
+    return out

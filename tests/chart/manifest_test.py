@@ -16,8 +16,8 @@ import threading
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(os.path.dirname(HERE), "integration"))
-from harness import BUILD, ROOT, SCRATCH, open_get, run, tiny_model  # noqa: E402
-from manifest import LocalPods, Manifest, Workload, environment, matches, until  # noqa: E402
+from harness import BUILD, ROOT, SCRATCH, chat, cluster, open_get, run, tiny_model  # noqa: E402
+from manifest import LocalPods, Manifest, Workload, environment, listening, matches, until  # noqa: E402
 
 CHART = os.path.join(ROOT, "deploy", "helm", "tandem")
 GOLDEN = {f[:-5]: Manifest.load(os.path.join(HERE, "golden", f)) for f in sorted(os.listdir(os.path.join(HERE, "golden")))
@@ -305,26 +305,6 @@ def test_the_helm_test_fails_when_no_pair_is_there():
         p.stop()
 
 
-def listening(pid):
-    """{(address, port)} on which a process listens, TCP over IPv4."""
-    inodes = set()
-    for fd in os.listdir(f"/proc/{pid}/fd"):
-        try:
-            m = re.match(r"socket:\[(\d+)\]", os.readlink(f"/proc/{pid}/fd/{fd}"))
-        except OSError:
-            continue
-        if m:
-            inodes.add(m.group(1))
-    out = set()
-    with open(f"/proc/{pid}/net/tcp", encoding="ascii") as f:
-        for line in f.read().splitlines()[1:]:
-            field = line.split()
-            if field[3] == "0A" and field[9] in inodes:
-                host, port = field[1].split(":")
-                out.add((".".join(str(b) for b in reversed(bytes.fromhex(host))), int(port, 16)))
-    return out
-
-
 def allowed_ports(m, w):
     """Port ranges that some ingress rule of a policy lets into the workload's pods."""
     out = []
@@ -390,6 +370,31 @@ def test_the_pods_drain_at_sigterm_and_end_without_a_complaint():
         bad = [line for line in p.log(w).splitlines() if re.search(r"\"level\":\"(warn|error)\"", line)]
         assert not bad, (w.name, bad[:5])
     SHARED.clear()
+
+
+def test_the_cluster_secret_rotates_in_three_rollouts_without_losing_a_node():
+    """The lists of clusterSecret.keyIds that operations.md tells to upgrade through, pod by pod in any order of a roll-out."""
+    with cluster(prefill=1, decode=1) as cl:
+        secret = {"k1": "a" * 32, "k2": "b" * 32}
+
+        def roll(*ids):
+            with open(cl.key_file, "w", encoding="ascii") as f:
+                f.write("".join(f"{i} {secret[i]}\n" for i in ids))
+            for name in ("prefill-0", "router", "decode-0"):
+                if name == "router":
+                    assert cl.router.stop() == 0
+                    cl.router = cl.make_router().start()
+                else:
+                    assert cl.nodes[name].stop() == 0
+                    cl.restart(name)
+                cl.wait_ready(1, 1, 30)
+                answer = chat(cl.router.port("http"))
+                assert answer.status == 200, (ids, name, answer.body)
+        with open(cl.key_file, encoding="ascii") as f:
+            first, value = f.read().split()
+        secret[first] = value
+        for ids in ((first, "k1"), ("k1", first), ("k1",), ("k1", "k2"), ("k2", "k1"), ("k2",)):
+            roll(*ids)
 
 
 # ---- the init container that fetches ----

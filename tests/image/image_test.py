@@ -2,7 +2,8 @@
 
 Run by ./dev check image (root, debootstrap). Every pod of the rendering `cpu` gets the image as its root, read-only, its
 volumes at their real paths, uid 10001 without a capability, and a network namespace with eth0 and an address of its own;
-arguments and environment are the rendering's, unchanged. Services are names in /etc/hosts. Standard library and PyYAML.
+arguments and environment are the rendering's, unchanged. Services are names in /etc/hosts, and the rendering's NetworkPolicies
+are enforced by nftables in each pod's namespace, as a network plugin does. Standard library and PyYAML.
 """
 import hashlib
 import http.server
@@ -20,7 +21,7 @@ for folder in ("integration", "chart"):
     sys.path.insert(0, os.path.join(os.path.dirname(HERE), folder))
 from dockerfile import Builder, Mounted  # noqa: E402
 from harness import BUILD, ROOT, SCRATCH, open_get, run, tiny_model  # noqa: E402
-from manifest import LocalPods, Manifest, environment, expand, until  # noqa: E402
+from manifest import LocalPods, Manifest, environment, expand, listening, matches, until  # noqa: E402
 
 CACHE = os.environ["TANDEM_IMAGES"]
 UID = 10001
@@ -54,12 +55,19 @@ class ImagePods(LocalPods):
         sh("mount -t tmpfs none /run; ip link set lo up; ip link add br0 type bridge; ip addr add 10.77.0.1/24 dev br0; "
            "ip link set br0 up")
         self.hosts = os.path.join(self.folder, "hosts")
-        self.addresses = {}
+        self.addresses, self.actors = {}, {}
         for w in manifest.workloads():
-            self.add_address(w.name)
+            self.add_address(w.name, w.labels)
         self.write_hosts()
 
-    def add_address(self, pod):
+    def add_address(self, pod, labels=None, namespace="tandem"):
+        """A network namespace with an address; the policies then count this pod in."""
+        self.make_address(pod)
+        self.actors[pod] = (namespace, labels or {})
+        for name in self.actors:
+            enforce(self, name)
+
+    def make_address(self, pod):
         n = len(self.addresses) + 2
         self.addresses[pod] = f"10.77.0.{n}"
         sh("ip netns add $1; ip link add v$2 type veth peer name eth0 netns $1; ip link set v$2 master br0 up; "
@@ -149,6 +157,67 @@ class ImagePods(LocalPods):
             return status, out.read().decode()
 
 
+# ---- NetworkPolicies as a plugin enforces them: per pod, deny what no rule of a selecting policy allows ----
+
+def peer_addresses(p, peers):
+    """Addresses that a rule's from/to names; no peers: everybody."""
+    if not peers:
+        return ["0.0.0.0/0"]
+    out = []
+    for peer in peers:
+        if "ipBlock" in peer:
+            out.append(peer["ipBlock"]["cidr"])
+            continue
+        spaces = (peer.get("namespaceSelector") or {}).get("matchLabels")
+        labels = (peer.get("podSelector") or {}).get("matchLabels", {})
+        for name, (namespace, have) in p.actors.items():
+            inside = namespace == "tandem" if spaces is None else matches(spaces, {"kubernetes.io/metadata.name": namespace})
+            if inside and matches(labels, have):
+                out.append(p.addresses[name])
+    return out
+
+
+def chain(p, policies, direction):
+    """nft statements of one direction, or none where no policy governs it."""
+    field, side, hook = ("ingress", "from", "input") if direction == "Ingress" else ("egress", "to", "output")
+    governing = [d["spec"] for d in policies if direction in d["spec"]["policyTypes"]]
+    if not governing:
+        return ""
+    word = "saddr" if direction == "Ingress" else "daddr"
+    lines = ["ct state established,related accept", "iif lo accept" if hook == "input" else "oif lo accept"]
+    if hook == "input":
+        lines.append("ip saddr 10.77.0.1 accept")  # the kubelet's probes
+    for spec in governing:
+        for rule in spec.get(field, []):
+            for address in peer_addresses(p, rule.get(side)):
+                for port in rule["ports"]:
+                    last = f"-{port['endPort']}" if "endPort" in port else ""
+                    lines.append(f"ip {word} {address} {port['protocol'].lower()} dport {port['port']}{last} accept")
+    body = "\n".join(lines)
+    return f"chain {hook} {{ type filter hook {hook} priority 0; policy drop;\n{body}\n}}\n"
+
+
+def enforce(p, pod):
+    namespace, labels = p.actors[pod]
+    policies = [d for d in p.manifest.of("NetworkPolicy")
+                if namespace == "tandem" and matches(d["spec"]["podSelector"]["matchLabels"], labels)]
+    rules = "table inet np\ndelete table inet np\ntable inet np {\n" + chain(p, policies, "Ingress") \
+        + chain(p, policies, "Egress") + "}\n"
+    done = subprocess.run(["ip", "netns", "exec", pod, "nft", "-f", "-"], input=rules, text=True, capture_output=True, check=False)
+    assert done.returncode == 0, (rules, done.stderr)
+
+
+def reached(p, actor, targets):
+    """Which (address, port) a process in the actor's namespace connects to; all tried at once, for half a second."""
+    script = ("import json,select,socket,sys\nopen_=[]\nfor host,port in json.loads(sys.argv[1]):\n"
+              " s=socket.socket(); s.setblocking(False); s.connect_ex((host,port)); open_.append((s,host,port))\n"
+              "import time; time.sleep(0.5)\n_,w,_=select.select([],[s for s,_,_ in open_],[],0)\n"
+              "print(json.dumps([[h,p] for s,h,p in open_ if s in w and s.getsockopt(socket.SOL_SOCKET,socket.SO_ERROR)==0]))")
+    done = subprocess.run(["ip", "netns", "exec", actor, sys.executable, "-c", script, json.dumps(sorted(targets))],
+                          capture_output=True, text=True, check=True)
+    return {tuple(t) for t in json.loads(done.stdout)}
+
+
 SHARED = []
 
 
@@ -189,7 +258,7 @@ def test_the_rendered_pods_run_unchanged_in_the_image_and_pass_helm_test():
     p = pods()
     test = p.manifest.get("Pod", "t-tandem-test")
     container = test["spec"]["containers"][0]
-    p.add_address("t-tandem-test")
+    p.add_address("t-tandem-test", test["metadata"]["labels"])
     tmp = tempfile.mkdtemp(dir=SCRATCH)
     os.chown(tmp, 0, UID)
     os.chmod(tmp, 0o2770)
@@ -214,10 +283,26 @@ def test_a_pod_that_a_service_gains_joins_without_a_restart():
     p = pods()
     before = nodes(p)
     decode = next(w for w in p.manifest.workloads() if w.labels["tandem/starts-as"] == "decode")
-    p.add_address("t-tandem-decode-2")
+    p.add_address("t-tandem-decode-2", decode.labels)
     p.start_pod(decode, "t-tandem-decode-2")
     p.write_hosts({decode.name: ["t-tandem-decode-2"]})
     until(lambda: nodes(p) == before | {"t-tandem-decode-2"}, 30, "the router to find the new address")
+
+
+def test_the_policies_let_in_whom_they_name_and_nobody_else():
+    p = pods()
+    prefill, decode, router = (p.addresses["t-tandem-" + n] for n in ("prefill", "decode", "router"))
+    kv = {(a, port) for name in ("prefill", "decode") for a, port in listening(p.processes["t-tandem-" + name].pid) if port >= 8110}
+    assert len(kv) == 2, kv
+    every = kv | {(a, port) for a in (prefill, decode) for port in (8100, 8101)} | {(router, port) for port in (8000, 8001, 8002)}
+    for actor, namespace in (("neighbour", "tandem"), ("stranger", "elsewhere"), ("prometheus", "monitoring")):
+        p.add_address(actor, {}, namespace)
+    clients, admin = {(router, 8000), (router, 8002)}, {(router, 8001), (prefill, 8100), (decode, 8100)}
+    assert reached(p, "stranger", every) == set()
+    assert reached(p, "neighbour", every) == clients, "a pod of the namespace is a client, no more"
+    assert reached(p, "prometheus", every) == admin
+    assert reached(p, "t-tandem-router", every - clients - {(router, 8001)}) == {(prefill, 8101), (decode, 8101)}
+    assert reached(p, "t-tandem-prefill", every) & {t for t in every if t[0] != prefill} == {t for t in kv if t[0] == decode}
 
 
 def test_the_init_container_fetches_with_the_images_own_tools():
@@ -239,7 +324,7 @@ def test_the_init_container_fetches_with_the_images_own_tools():
 
     server = http.server.ThreadingHTTPServer(("10.77.0.1", 0), Files)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    p.add_address("fetch")
+    p.make_address("fetch")
     q, p.manifest = p.manifest, m
     try:
         folders = p.volume_folders(w, "fetch", init)
