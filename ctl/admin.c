@@ -55,7 +55,9 @@ enum ctl_exit ctl_admin_post(const struct ctl_admin *a, const char *path, const 
         SAY(a, "--router '%.64s' is not a URL", a->router);
         return CTL_USAGE;
     }
-    td_err err = td_http_client_post(url, "application/json", text, (int64_t)(a->timeout_s * 1e6),
+    struct td_http_client_body body = {.type = "application/json", .text = text};
+    int64_t timeout_us = (int64_t)(a->timeout_s * 1e6);
+    td_err err = td_http_client_post(url, text != NULL ? &body : NULL, timeout_us,
                                      CTL_ADMIN_MAX_BODY, &answer, why, sizeof why);
     if (err != TD_OK) {
         return unreachable(a, err, why);

@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <poll.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -71,7 +72,7 @@ static void on_stop(int signo)
     (void)raise(signo);
     (void)sigemptyset(&only);
     (void)sigaddset(&only, SIGTSTP);
-    (void)sigprocmask(SIG_UNBLOCK, &only, NULL); /* stops here, until SIGCONT */
+    (void)pthread_sigmask(SIG_UNBLOCK, &only, NULL); /* stops here, until SIGCONT */
     struct sigaction a = {.sa_handler = on_stop};
     (void)sigaction(SIGTSTP, &a, NULL);
     take();

@@ -290,7 +290,8 @@ static void nodes(struct page *p, const json_t *doc, unsigned reserve)
         sorted[i] = json_array_get(list, i);
     }
     order = p->s->sort;
-    qsort(sorted, n, sizeof sorted[0], compare_nodes);
+    /* NOLINTNEXTLINE(bugprone-sizeof-expression): pointers are what is sorted */
+    qsort(sorted, n, sizeof *sorted, compare_nodes);
     heads(p, node_columns, TD_COUNT(node_columns));
     for (size_t i = 0; i < n; i++) {
         if (left(p) <= reserve + 1 && i + 1 < n) {
@@ -329,7 +330,8 @@ static double pair_rate(const json_t *now, const json_t *before, const json_t *p
 static void transfer_row(struct page *p, const json_t *now, const json_t *before, const json_t *x)
 {
     char cells[MAX_COL][CELL], text[40];
-    int64_t count = whole(x, "count") > 0 ? whole(x, "count") : 1;
+    int64_t count = whole(x, "count");
+    count = count > 0 ? count : 1;
     double speed = pair_rate(now, before, x);
     (void)snprintf(cells[0], CELL, "%.28s > %.28s", ctl_field_text(x, "prefill", "-"),
                    ctl_field_text(x, "decode", "-"));

@@ -21,7 +21,7 @@ struct call {
     struct evhttp_connection *conn; /* owned */
     char host[256], target[TD_HTTP_CLIENT_MAX_URL];
     uint16_t port;
-    const char *type, *post; /* borrowed; of a POST, else NULL */
+    const struct td_http_client_body *post; /* borrowed; NULL: GET */
     size_t max_body;
     struct td_http_client_answer answer;
     bool finished;
@@ -178,8 +178,8 @@ static td_err send_request(struct call *c)
     struct evbuffer *body = evhttp_request_get_output_buffer(req);
     if (evhttp_add_header(headers, "Host", authority) != 0 ||
         evhttp_add_header(headers, "Connection", "close") != 0 ||
-        (c->post != NULL && (evhttp_add_header(headers, "Content-Type", c->type) != 0 ||
-                             evbuffer_add(body, c->post, strlen(c->post)) != 0))) {
+        (c->post != NULL && (evhttp_add_header(headers, "Content-Type", c->post->type) != 0 ||
+                             evbuffer_add(body, c->post->text, strlen(c->post->text)) != 0))) {
         evhttp_request_free(req);
         return fail(c, TD_ERR_NO_MEMORY, "out of memory");
     }
@@ -226,12 +226,12 @@ td_err td_http_client_check(const char *url, char *err_text, size_t err_cap)
 td_err td_http_client_get(const char *url, int64_t timeout_us, size_t max_body,
                           struct td_http_client_answer *out, char *err_text, size_t err_cap)
 {
-    return td_http_client_post(url, NULL, NULL, timeout_us, max_body, out, err_text, err_cap);
+    return td_http_client_post(url, NULL, timeout_us, max_body, out, err_text, err_cap);
 }
 
-td_err td_http_client_post(const char *url, const char *type, const char *text, int64_t timeout_us,
-                           size_t max_body, struct td_http_client_answer *out, char *err_text,
-                           size_t err_cap)
+td_err td_http_client_post(const char *url, const struct td_http_client_body *body,
+                           int64_t timeout_us, size_t max_body, struct td_http_client_answer *out,
+                           char *err_text, size_t err_cap)
 {
     struct call *c = td_zalloc(1, sizeof *c);
     if (c == NULL) {
@@ -239,8 +239,7 @@ td_err td_http_client_post(const char *url, const char *type, const char *text, 
         return TD_ERR_NO_MEMORY;
     }
     c->max_body = max_body;
-    c->type = type;
-    c->post = text;
+    c->post = body;
     td_err err = run(c, url, timeout_us);
     if (err == TD_OK) {
         *out = c->answer;

@@ -30,10 +30,13 @@ struct td_http_client_answer {
 td_err td_http_client_get(const char *url, int64_t timeout_us, size_t max_body,
                           struct td_http_client_answer *out, char *err_text,
                           size_t err_cap) TD_MUST_CHECK;
-/* type: the Content-Type of `text`. */
-td_err td_http_client_post(const char *url, const char *type, const char *text, int64_t timeout_us,
-                           size_t max_body, struct td_http_client_answer *out, char *err_text,
-                           size_t err_cap) TD_MUST_CHECK;
+struct td_http_client_body {
+    const char *type, *text; /* Content-Type and what it is of */
+};
+/* body NULL: a GET. */
+td_err td_http_client_post(const char *url, const struct td_http_client_body *body,
+                           int64_t timeout_us, size_t max_body, struct td_http_client_answer *out,
+                           char *err_text, size_t err_cap) TD_MUST_CHECK;
 /* Whether the URL is one that we speak: no request is made. */
 td_err td_http_client_check(const char *url, char *err_text, size_t err_cap) TD_MUST_CHECK;
 void td_http_client_answer_fini(struct td_http_client_answer *a);

@@ -135,8 +135,9 @@ static td_err post(struct td_otlp *o)
 {
     struct td_http_client_answer a;
     char why[160];
-    td_err err = td_http_client_post(o->url, "application/json", (const char *)o->body.data,
-                                     o->timeout_us, MAX_ANSWER, &a, why, sizeof why);
+    struct td_http_client_body body = {.type = "application/json",
+                                       .text = (const char *)o->body.data};
+    td_err err = td_http_client_post(o->url, &body, o->timeout_us, MAX_ANSWER, &a, why, sizeof why);
     if (err == TD_OK) {
         if (a.status < 200 || a.status > 299) {
             (void)snprintf(why, sizeof why, "status %d", a.status);

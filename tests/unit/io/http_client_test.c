@@ -136,9 +136,8 @@ static void a_text_is_posted_with_its_type_and_length(void **state)
     char url[64], why[160] = "";
     start(&s);
     (void)snprintf(url, sizeof url, "http://127.0.0.1:%u/drain", s.port);
-    assert_int_equal(td_http_client_post(url, "application/json", "{\"a\":1}", 20 * SECOND, 100, &a,
-                                         why, sizeof why),
-                     TD_OK);
+    struct td_http_client_body body = {.type = "application/json", .text = "{\"a\":1}"};
+    assert_int_equal(td_http_client_post(url, &body, 20 * SECOND, 100, &a, why, sizeof why), TD_OK);
     stop(&s);
     assert_int_equal(a.status, 200);
     assert_int_equal(strncmp(s.request, "POST /drain HTTP/1.1\r\n", 22), 0);
