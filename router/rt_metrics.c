@@ -7,6 +7,7 @@
 #include "common/base/clock.h"
 #include "common/base/mem.h"
 #include "common/base/metrics_process.h"
+#include "common/io/tls.h"
 #include "common/model/model.h"
 #include "router/rt_shell_int.h"
 
@@ -72,6 +73,8 @@ enum family {
     F_SCHEDULER_SECONDS,
     F_STALLS,
     F_SPANS,
+    F_TLS_EXPIRES,
+    F_TLS_LOADS,
     F_GEN_DURATION,
     F_GEN_TTFT,
     F_GEN_TPOT,
@@ -148,6 +151,11 @@ static const struct td_metric_desc descs[FAMILIES] = {
                              scheduler_buckets, TD_COUNT(scheduler_buckets)},
     [F_STALLS] = {"tandem_router_loop_stalls_total", "Callbacks that held the loop too long.",
                   TD_COUNTER, NONE, NULL, 0},
+    [F_TLS_EXPIRES] = {"tandem_router_tls_certificate_expires_seconds",
+                       "When the certificate in use ends, unix time.", TD_GAUGE, NONE, NULL, 0},
+    [F_TLS_LOADS] = {"tandem_router_tls_loads_total",
+                     "Certificates loaded: at the start and when they were renewed.", TD_COUNTER,
+                     NONE, NULL, 0},
     [F_SPANS] = {"tandem_router_trace_spans_total",
                  "Spans: sent, dropped for want of room, failed with their post.", TD_COUNTER,
                  L1("outcome"), NULL, 0},
@@ -256,6 +264,14 @@ static void scrape_spans(struct rt_metrics *m)
     td_metric_set(labelled(m, F_SPANS, "failed"), (double)s.failed);
 }
 
+static void scrape_tls(struct rt_metrics *m)
+{
+    if (m->shell->tls != NULL) {
+        set(m, F_TLS_EXPIRES, (double)td_tls_expires(m->shell->tls));
+        set(m, F_TLS_LOADS, (double)td_tls_loads(m->shell->tls));
+    }
+}
+
 static void scrape_all_nodes(struct rt_metrics *m)
 {
     const struct rt_nodes *ns = rt_core_nodes(m->shell->core);
@@ -279,6 +295,7 @@ static void on_scrape(void *arg)
     set(m, F_QUEUED_BYTES, (double)rt_core_queued_bytes(s->core));
     scrape_all_nodes(m);
     scrape_spans(m);
+    scrape_tls(m);
     set(m, F_STALLS, (double)td_loop_stalls(s->p.loop));
     td_http_server_stats(s->http, &http);
     set(m, F_CONNECTIONS, http.open);

@@ -59,7 +59,8 @@ void td_trace_hex(const uint8_t *bytes, uint32_t n, char *out)
 
 void td_trace_format(const struct td_trace *t, char out[TD_TRACEPARENT_LEN])
 {
-    memcpy(out, "00-", 3);
+    out[0] = out[1] = '0';
+    out[2] = '-';
     td_trace_hex(t->trace_id, 16, out + 3);
     out[35] = '-';
     td_trace_hex(t->span_id, 8, out + 36);

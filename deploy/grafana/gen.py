@@ -79,6 +79,8 @@ OPERATIONS = {
          [(f"sum by (instance) (rate(process_cpu_seconds_total{{{SELECT}}}[{RATE}]))", "{{instance}}")]),
         ("Memory", "bytes", "Resident memory of each process.",
          [(f"max by (instance) (process_resident_memory_bytes{{{SELECT}}})", "{{instance}}")]),
+        ("Certificate", "s", "Until the one that the router shows ends; empty without TLS.",
+         [(f"min by (instance) (tandem_router_tls_certificate_expires_seconds{{{SELECT}}} > 0) - time()", "{{instance}}")]),
         ("Cancelled", "reqps", "Clients that left, by the phase their request was in.",
          [(rate("tandem_node_cancellations_total", "phase", ROLE), "{{phase}}")]),
         ("Loop stalls", "short", "Callbacks over 250 ms, a second; anything above zero delays every stream of that process.",
@@ -276,6 +278,9 @@ ALERTS = {
                                 "{{ $value }} blocks of {{ $labels.node }} do not come back"),
     "TandemReplays": (f"sum by ({KEEP}, reason) (rate(tandem_router_retries_total[5m]))", "> 0.1", "10m", "warning",
                       "Requests are replayed: {{ $labels.reason }}"),
+    "TandemCertificateExpires": (f"min by ({KEEP}, instance) (tandem_router_tls_certificate_expires_seconds > 0) - time()",
+                                 f"< {7 * 86400}", "1h", "warning",
+                                 "The certificate of {{ $labels.instance }} ends in {{ $value | humanizeDuration }}"),
     "TandemLoopStalls": ("max by (namespace, model_name, instance) (increase(tandem_node_loop_stalls_total[10m]) "
                          "or increase(tandem_router_loop_stalls_total[10m]))", "> 2", "5m", "warning",
                          "The event loop of {{ $labels.instance }} stands still for 250 ms and more"),

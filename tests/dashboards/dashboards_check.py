@@ -2,6 +2,7 @@
 promtool checks the rules, their tests and the exposition. Environment: TANDEM_BUILD, TANDEM_PROMETHEUS (the folder of prometheus
 and promtool). Standard library only.
 """
+import contextlib
 import json
 import math
 import os
@@ -19,7 +20,7 @@ import urllib.request
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [os.path.join(HERE, "..", "integration"), HERE]
 from files_test import expressions, gen  # noqa: E402
-from harness import Stream, chat, cluster, request, tokens_of, wait_for  # noqa: E402
+from harness import Stream, certificate, chat, cluster, request, tokens_of, wait_for  # noqa: E402
 
 TOOLS = os.environ["TANDEM_PROMETHEUS"]
 TEXT = "figures for the boards " * 5
@@ -60,11 +61,20 @@ def free_port():
         return s.getsockname()[1]
 
 
+@contextlib.contextmanager
+def started(process):
+    process.start()
+    try:
+        yield process
+    finally:
+        process.stop()
+
+
 class Prometheus:
-    def __init__(self, cl):
+    def __init__(self, cl, more):
         self.folder = tempfile.mkdtemp(prefix="tandem-prom-")
         self.port = free_port()
-        targets = [f"127.0.0.1:{p.port('admin')}" for p in [cl.router] + list(cl.nodes.values())]
+        targets = [f"127.0.0.1:{p.port('admin')}" for p in [cl.router] + more + list(cl.nodes.values())]
         config = {"global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
                   "rule_files": [os.path.join(gen.FILES, "rules", "tandem.yaml")],
                   "scrape_configs": [{"job_name": "tandem", "static_configs": [{"targets": targets,
@@ -136,7 +146,10 @@ def main():
     check_rules()
     faults = ["--fault", "kv.header.flip=fail:times=1"]  # one failed transfer and its replay a prefill node
     with cluster(2, 2, time_scale=1, prefill_args=faults, router=["--planned-prefill", "2", "--planned-decode", "2"]) as cl:
-        with Prometheus(cl) as prom:
+        pem, key = certificate()
+        tls = cl.make_router("router-tls")  # for the figures of its certificate; its clients would need TLS
+        tls.argv += ["--tls-cert", pem, "--tls-key", key]
+        with started(tls), Prometheus(cl, [tls]) as prom:
             threads = load(cl, time.monotonic() + LOAD_S)
             time.sleep(LOAD_S - 3)
             asked = [(where, resolve(expr)) for where, expr in expressions()]

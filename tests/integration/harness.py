@@ -42,6 +42,15 @@ def cluster(prefill=1, decode=1, **options):
     return Cluster(BUILD, model, "tiny", prefill, decode, folder=tempfile.mkdtemp(dir=SCRATCH), **options)
 
 
+def certificate(days=30):
+    """A self-signed certificate of this host and its key: two PEM files."""
+    at = os.path.join(tempfile.mkdtemp(dir=SCRATCH), "tls")
+    subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj",
+                    "/CN=localhost", "-days", str(days), "-keyout", at + ".key", "-out", at + ".pem"],
+                   check=True, capture_output=True)
+    return at + ".pem", at + ".key"
+
+
 class Both:
     """One process with --role both: the reference of every identity test."""
 

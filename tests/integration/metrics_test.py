@@ -3,7 +3,7 @@ import os
 import re
 import time
 
-from harness import ROOT, Stream, chat, cluster, get, in_threads, request, run, tokens_of, wait_for
+from harness import ROOT, Stream, certificate, chat, cluster, get, in_threads, request, run, tokens_of, wait_for
 
 TEXT = "one request and its figures " * 4
 TYPES = ("counter", "gauge", "histogram")
@@ -202,6 +202,16 @@ def test_a_crowd_and_a_plan_show():
 
 
 SLOW_TO_FALL = {"tandem_router_average_kv_usage_ratio", "tandem_router_saturation", "tandem_router_connections"}
+
+
+def test_a_certificate_tells_when_it_ends():
+    pem, key = certificate(days=30)
+    with cluster(time_scale=1, router=["--tls-cert", pem, "--tls-key", key]) as cl:
+        s = Scrape(cl, cl.router)
+        assert all(s.moved(n) for n in expected("router", "tls")) and expected("router", "tls")
+        left = s.value("tandem_router_tls_certificate_expires_seconds") - time.time()
+        assert 29 * 86400 < left <= 30 * 86400, left
+        assert s.value("tandem_router_tls_loads_total") == 1
 
 
 def test_gauges_show_what_runs_and_waits():
