@@ -8,19 +8,21 @@
 
 #include "common/base/mem.h"
 #include "common/model/gguf.h"
+#include "common/model/hf_dir.h"
+#include "common/model/hf_tok.h"
+#include "common/model/model.h"
 #include "common/text/split.h"
 #include "common/text/vocab.h"
+#include "ctl/log_reason.h"
 
-#define MAX_BYTES   (256u << 20) /* of a file */
-#define LLAMA3_HEAD "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}"
-#define LLAMA3_TAIL "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+#define MAX_BYTES (256u << 20) /* of a file */
 
 struct options {
     char *model;
 };
 
 static const struct td_opt opts[] = {
-    CTL_OPT("model", STRING, "", "path", 0, 0, NULL, "GGUF file", model),
+    CTL_OPT("model", STRING, "", "path", 0, 0, NULL, "GGUF file or Hugging Face directory", model),
 };
 
 const struct td_program ctl_export_tokenizer_program = {
@@ -80,11 +82,10 @@ static td_err put_added(const struct td_model_tokenizer *t, struct td_buf *b)
 static td_err put_pre_tokenizer(enum td_text_pre_kind kind, bool space, struct td_buf *b)
 {
     static const char *const patterns[TD_TEXT_PRE_KINDS] = {
-        [TD_TEXT_PRE_LLAMA3] = LLAMA3_HEAD "{1,3}" LLAMA3_TAIL,
-        [TD_TEXT_PRE_QWEN2] = LLAMA3_HEAD LLAMA3_TAIL,
-        [TD_TEXT_PRE_QWEN35] =
-            "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?[\\p{L}\\p{M}]+|\\p{N}"
-            "| ?[^\\s\\p{L}\\p{M}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
+        [TD_TEXT_PRE_LLAMA3] = TD_HF_SPLIT_LLAMA3,
+        [TD_TEXT_PRE_QWEN2] = TD_HF_SPLIT_QWEN2,
+        [TD_TEXT_PRE_QWEN35] = TD_HF_SPLIT_QWEN35,
+        [TD_TEXT_PRE_TEKKEN] = TD_HF_SPLIT_TEKKEN,
     };
     const char *prefix = space ? "true" : "false";
     if (kind == TD_TEXT_PRE_GPT2) {
@@ -137,10 +138,15 @@ static td_err put_model(const struct td_model_tokenizer *t, bool ignore_merges, 
                          "\"fuse_unk\":false,\"byte_fallback\":false,\"ignore_merges\":%s,"
                          "\"vocab\":{",
                          ignore_merges ? "true" : "false"));
+    bool first = true;
     for (uint32_t i = 0; i < t->n_tokens; i++) {
-        TD_TRY(i > 0 ? td_buf_puts(b, ",") : TD_OK);
+        if (t->tokens[i].len == 0) {
+            continue; /* an id that no text leads to */
+        }
+        TD_TRY(td_buf_puts(b, first ? "" : ","));
         TD_TRY(put_str(b, &t->tokens[i]));
         TD_TRY(td_buf_printf(b, ":%u", i));
+        first = false;
     }
     TD_TRY(td_buf_puts(b, "},\"merges\":["));
     for (uint32_t i = 0; i < t->n_merges; i++) {
@@ -267,23 +273,46 @@ static enum ctl_exit export_to(const char *dir, const struct td_model_tokenizer 
     return ok ? CTL_OK : CTL_FAILED;
 }
 
-enum ctl_exit ctl_export_tokenizer(const void *options, char *const *args)
+/* A GGUF file needs no weights for this. */
+static enum ctl_exit export_file(const char *path, const char *dir)
 {
-    const struct options *o = options;
     struct td_model_tokenizer t;
     TD_CLEANUP(td_gguf_closep) struct td_gguf *g = NULL;
     char why[256];
+    td_err err = td_gguf_open(path, &g, why, sizeof why);
+    err = err == TD_OK ? td_tok_data_load(g, &t, why, sizeof why) : err;
+    if (err != TD_OK) {
+        ctl_say("%s: %s", path, why);
+        return CTL_FAILED;
+    }
+    enum ctl_exit status = export_to(dir, &t, context_of(g));
+    td_tok_data_fini(&t);
+    return status;
+}
+
+/* What the cluster makes of a directory's own files. */
+static enum ctl_exit export_directory(const char *path, const char *dir)
+{
+    TD_CLEANUP(td_model_closep) struct td_model *m = NULL;
+    struct ctl_log_reason logged;
+    char why[320];
+    ctl_log_reason_begin(&logged);
+    td_err err = td_model_open(path, &m);
+    ctl_log_reason_end(&logged, why, sizeof why);
+    if (err != TD_OK) {
+        ctl_say("%s: %s", path, why[0] != 0 ? why : td_err_text(err));
+        return CTL_FAILED;
+    }
+    return export_to(dir, &m->tok, m->hp.n_ctx);
+}
+
+enum ctl_exit ctl_export_tokenizer(const void *options, char *const *args)
+{
+    const struct options *o = options;
     if (o->model[0] == 0) {
         ctl_say("--model is missing");
         return CTL_USAGE;
     }
-    td_err err = td_gguf_open(o->model, &g, why, sizeof why);
-    err = err == TD_OK ? td_tok_data_load(g, &t, why, sizeof why) : err;
-    if (err != TD_OK) {
-        ctl_say("%s: %s", o->model, why);
-        return CTL_FAILED;
-    }
-    enum ctl_exit status = export_to(args[0], &t, context_of(g));
-    td_tok_data_fini(&t);
-    return status;
+    return td_hf_is_dir(o->model) ? export_directory(o->model, args[0])
+                                  : export_file(o->model, args[0]);
 }

@@ -1,4 +1,4 @@
-/* export_tokenizer.h - `tandemctl export-tokenizer DIR --model M.gguf`: the model's tokenizer as Hugging Face's files.
+/* export_tokenizer.h - `tandemctl export-tokenizer DIR --model PATH`: the model's tokenizer as Hugging Face's files.
  *
  * What: writes DIR/tokenizer.json (for `tokenizers`) and DIR/tokenizer_config.json (for `transformers`: class, special
  * tokens, chat template), so that load generators and clients count tokens exactly as the cluster does.

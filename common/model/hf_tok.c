@@ -234,9 +234,7 @@ static const struct {
 } patterns[] = {
     {TD_HF_SPLIT_LLAMA3, "llama-bpe"},
     {TD_HF_SPLIT_QWEN2, "qwen2"},
-    {"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?[\\p{L}\\p{M}]+|\\p{N}"
-     "| ?[^\\s\\p{L}\\p{M}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
-     "qwen35"},
+    {TD_HF_SPLIT_QWEN35, "qwen35"},
     {TD_HF_SPLIT_TEKKEN, "tekken"},
     {"'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+", "gpt-2"},
 };

@@ -25,6 +25,9 @@
 #define TD_HF_SPLIT_REST   "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
 #define TD_HF_SPLIT_LLAMA3 TD_HF_SPLIT_WORDS "\\p{N}{1,3}" TD_HF_SPLIT_REST
 #define TD_HF_SPLIT_QWEN2  TD_HF_SPLIT_WORDS "\\p{N}" TD_HF_SPLIT_REST
+#define TD_HF_SPLIT_QWEN35                                                                         \
+    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?[\\p{L}\\p{M}]+|\\p{N}"                    \
+    "| ?[^\\s\\p{L}\\p{M}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
 #define TD_HF_SPLIT_TEKKEN                                                                         \
     "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]*[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]+|"   \
     "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]+[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]*|"   \

@@ -8,6 +8,8 @@
 #include <sys/stat.h>
 
 #include "common/base/mem.h"
+#include "common/model/model.h"
+#include "common/model/random_model.h"
 #include "tests/tiny/tiny_gguf.h"
 #include "tests/unit/check.h"
 
@@ -191,6 +193,37 @@ static void the_command_writes_both_files_or_says_why_not(void **state)
     (void)rmdir(folder);
 }
 
+/* What is exported of a directory is read back as the same tokenizer. */
+static void a_directory_comes_back_as_it_was(void **state)
+{
+    static const char *const shapes[] = {"tiny-llama", "tiny-qwen3", "tiny-mistral"};
+    static const char *const written[] = {"config.json",         "generation_config.json",
+                                          "tokenizer.json",      "tokenizer_config.json",
+                                          "chat_template.jinja", "model.safetensors"};
+    const struct td_why why = {NULL, 0};
+    (void)state;
+    for (size_t i = 0; i < TD_COUNT(shapes); i++) {
+        char dir[] = "/tmp/tandem-export-dir-XXXXXX", path[128];
+        struct td_model *m = NULL, *again = NULL;
+        struct td_random_params p = {
+            .shape = td_random_shape_find(shapes[i]), .seed = 1, .n_threads = 1};
+        assert_non_null(mkdtemp(dir));
+        assert_int_equal(td_random_model_write(&p, dir, &why), TD_OK);
+        assert_int_equal(td_model_open(dir, &m), TD_OK);
+        assert_int_equal(run(dir, dir), CTL_OK); /* over its own files */
+        assert_int_equal(td_model_open(dir, &again), TD_OK);
+        assert_memory_equal(again->tok.tokenizer_hash, m->tok.tokenizer_hash, 32);
+        assert_memory_equal(again->tok.template_hash, m->tok.template_hash, 32);
+        (void)td_model_close(m);
+        (void)td_model_close(again);
+        for (size_t k = 0; k < TD_COUNT(written); k++) {
+            (void)snprintf(path, sizeof path, "%s/%s", dir, written[k]);
+            (void)unlink(path); /* not every shape has the template's file */
+        }
+        assert_int_equal(rmdir(dir), 0);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -199,6 +232,7 @@ int main(void)
         cmocka_unit_test(bos_stands_in_front_when_the_model_wants_it),
         cmocka_unit_test(the_configuration_names_special_tokens_and_the_template),
         cmocka_unit_test(the_command_writes_both_files_or_says_why_not),
+        cmocka_unit_test(a_directory_comes_back_as_it_was),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
