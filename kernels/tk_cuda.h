@@ -29,8 +29,15 @@
 extern "C" {
 #endif
 
-#define TK_BLOCK_TOK    16  /* tokens of a KV block */
-#define TK_CHUNK_TOK    256 /* tokens of a decode attention work item; fixed, part of the numerics */
+#ifdef __CUDACC__
+#define TK_HOST_DEVICE __host__ __device__
+#else
+#define TK_HOST_DEVICE
+#endif
+
+#define TK_BLOCK_TOK    16   /* tokens of a KV block */
+#define TK_CHUNK_TOK    256  /* tokens of a decode attention work item, see tk_chunk_tok */
+#define TK_CHUNK_LONG   2048 /* longer sequences take twice that; part of the numerics */
 #define TK_TILE_KEYS    128  /* key tile of prefill attention; fixed, part of the numerics */
 #define TK_TILE_ROWS    128  /* query tile of prefill attention */
 #define TK_MAX_ROWS     64   /* rows of a flat product */
@@ -67,9 +74,16 @@ td_err tk_kv_map(const struct tk_kv_pool *pool, struct tk_map *out_map);
 td_err tk_kv_decode_map(const struct tk_kv_pool *pool, uint32_t layer, struct tk_map *out_map);
 
 /* ---- decode attention ---- */
+/* A sequence is cut into chunks by its own length alone; the cut is part of the numerics. Beyond TK_CHUNK_LONG tokens a
+ * chunk takes 2 TK_CHUNK_TOK: fewer partial sums. */
+TK_HOST_DEVICE static inline int32_t tk_chunk_tok(int32_t len)
+{
+    return len > TK_CHUNK_LONG ? 2 * TK_CHUNK_TOK : TK_CHUNK_TOK;
+}
 /* A plan lists the work of one step for all layers: entries (seq, chunk), sequence by sequence,
  * chunks ascending. Layout of the device buffer, in uint32: [0] entries, [1 .. TK_MAX_SEQS] first
- * entry of a sequence, then the entries, each seq << 16 | chunk. */
+ * entry of a sequence, then the entries, each seq << 16 | chunk, with TK_CHUNK_IS_LONG in chunks of long sequences. */
+#define TK_CHUNK_IS_LONG 0x8000u
 size_t tk_plan_words(uint32_t max_seqs, uint32_t max_tokens_total);
 /* Fills a plan on the host. lens[i]: tokens of sequence i that are visible, its current one
  * included; 0 = no row. TD_ERR_FULL when the entries do not fit in words. */

@@ -4,7 +4,7 @@
 //   query heads per KV head. Block tables int32. Alignment: pool 128 bytes, q and out 4 bytes.
 // Design: S^T = K Q^T and O^T = V^T P^T with mma.m16n8k16: keys (then dims) are the 16 rows, the query heads of one KV
 //   head the 8 columns, so each KV byte is read once for the whole group. A work item is (sequence, chunk of 256
-//   tokens, KV head). Four compute warps of a block share an item by pages: page p of the chunk belongs to warp p % 4.
+//   tokens, of 512 in long sequences, KV head). Four compute warps of a block share an item by pages: page p of the chunk belongs to warp p % 4.
 //   Every warp has its own ring of pages and barriers, filled by its lane 0 and running ahead across items. At the end
 //   of an item the compute warps leave (max, sum, O) in shared memory and go on; four merge warps add them in warp
 //   order. A sequence of one chunk is then finished. Others leave a partial and count it. When a block has no items
@@ -26,7 +26,7 @@ constexpr int WARPS = 4; // that compute; as many merge
 constexpr int MERGERS = WARPS * 32;
 constexpr int THREADS = 2 * WARPS * 32;
 constexpr int PARTS = 8; // interleaved sums of a row's partials; part of the numerics
-constexpr int PAGES = TK_CHUNK_TOK / TK_BLOCK_TOK; // of a full chunk
+constexpr int PAGES = 2 * TK_CHUNK_TOK / TK_BLOCK_TOK; // of a chunk, at most
 constexpr int MAX_G = TK_MAX_GROUP;
 constexpr uint32_t MANY_ITEMS = 1024; // from here on rings of two pages per warp, below of three
 
@@ -63,6 +63,16 @@ template <int D, int STAGES> static size_t smem_bytes(uint32_t group)
                4;
 }
 
+// What a plan entry says of its chunk.
+TK_DEV int entry_tok(uint32_t entry)
+{
+    return entry & TK_CHUNK_IS_LONG ? 2 * TK_CHUNK_TOK : TK_CHUNK_TOK;
+}
+TK_DEV int entry_first(uint32_t entry)
+{
+    return (int)(entry & (TK_CHUNK_IS_LONG - 1)) * entry_tok(entry);
+}
+
 // One warp's walk over the pages it loads. Entries and tables of the next item are read one item ahead, so that no
 // chain of loads stalls the ring.
 struct cursor {
@@ -82,21 +92,22 @@ TK_DEV uint32_t entry_of(const args &a, uint32_t item, uint32_t n_items)
 
 TK_DEV void cursor_fetch(cursor &c, const args &a, int warp, int lane)
 {
-    const uint32_t seq = c.next_entry >> 16, chunk = c.next_entry & 0xffff;
+    const uint32_t seq = c.next_entry >> 16;
     c.next_len = __ldcg(a.lens + seq);
-    const uint32_t page = chunk * PAGES + warp + (lane % (PAGES / WARPS)) * WARPS;
+    const uint32_t page = (uint32_t)(entry_first(c.next_entry) / TK_BLOCK_TOK) + warp +
+                          (lane % (PAGES / WARPS)) * WARPS;
     c.next_block = page < a.table_stride ? __ldcg(a.tables + (size_t)seq * a.table_step + page) : 0;
 }
 
 // Makes the prefetched item the current one and starts reading the one behind it.
 TK_DEV void cursor_enter(cursor &c, const args &a, uint32_t n_items, int warp, int lane)
 {
-    const int tok = min(c.next_len - (int)(c.next_entry & 0xffff) * TK_CHUNK_TOK, TK_CHUNK_TOK);
+    const int first = entry_first(c.next_entry),
+              tok = min(c.next_len - first, entry_tok(c.next_entry));
     const int pages = (tok + TK_BLOCK_TOK - 1) / TK_BLOCK_TOK;
     c.page = 0;
     c.n_pages = c.item < n_items && pages > warp ? (pages - warp + WARPS - 1) / WARPS : 0;
-    c.newest = tok + (int)(c.next_entry & 0xffff) * TK_CHUNK_TOK == c.next_len &&
-               (pages - 1) % WARPS == warp;
+    c.newest = first + tok == c.next_len && (pages - 1) % WARPS == warp;
     c.block = c.next_block;
     c.next_entry = c.later_entry;
     cursor_fetch(c, a, warp, lane);
@@ -276,7 +287,7 @@ TK_DEV void merge_loop(const args &a, const merge_area<D> &ma, uint32_t full, ui
         ph ^= 1;
         combine_warps<D, G>(ma, a.group, t, r);
         bar_arrive(empty); // every thread: racecheck does not follow one elected arrival per warp
-        if (len <= TK_CHUNK_TOK) {
+        if (len <= entry_tok(e)) {
             write_out<D, G>(a.out + (size_t)seq * a.out_stride + (size_t)head * a.group * D,
                             a.group, t, r);
             continue;
@@ -384,7 +395,8 @@ TK_DEV unit unit_at(const args &a, uint32_t u)
     x.seq = u / heads;
     x.kvh = u % heads / a.group;
     x.qh = u % a.group;
-    x.n = (uint32_t)(max(__ldcg(a.lens + x.seq), 0) + TK_CHUNK_TOK - 1) / TK_CHUNK_TOK;
+    const int len = max(__ldcg(a.lens + x.seq), 0), tok = tk_chunk_tok(len);
+    x.n = (uint32_t)(len + tok - 1) / (uint32_t)tok;
     x.row = x.seq * a.n_kv + x.kvh;
     x.slot0 = (size_t)__ldcg(a.plan + 1 + x.seq) * a.n_kv + x.kvh;
     return x;
@@ -412,14 +424,14 @@ TK_DEV void unit_wait(const args &a, const unit &x)
 
 // This block's share of the rows that have several chunks. The blocks at the end of the grid begin: with little work
 // they are the idle ones.
-template <int D> TK_DEV void finish_rows(const args &a, const merge_area<D> &ma)
+template <int D> TK_DEV void finish_rows(const args &a, uint32_t blocks, const merge_area<D> &ma)
 {
     static_assert(PARTS == THREADS / 32, "one sum per warp");
     constexpr int V = D / 32;
-    const uint32_t units = a.n_seqs * a.n_kv * a.group, block = gridDim.x - 1 - blockIdx.x;
+    const uint32_t units = a.n_seqs * a.n_kv * a.group, block = blocks - 1 - blockIdx.x;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const bool few = units <= gridDim.x; // then a block per row is faster where the row is long
-    for (uint32_t u = warp * gridDim.x + block; u < units; u += PARTS * gridDim.x) {
+    const bool few = units <= blocks; // then a block per row is faster where the row is long
+    for (uint32_t u = warp * blocks + block; u < units; u += PARTS * blocks) {
         const unit x = unit_at(a, u);
         if (x.n < 2 || (few && x.n > PARTS)) {
             continue;
@@ -634,8 +646,8 @@ TK_DEV void compute_loop(const CUtensorMap *kv, const args &a, const merge_area<
     int len = __ldcg(a.lens + (entry >> 16)), len_next;
     load_q<D>(qn, a, entry, blockIdx.x % a.n_kv, f.lane);
     for (uint32_t item = blockIdx.x; item < f.n_items; item += gridDim.x) {
-        const int first = (int)(entry & 0xffff) * TK_CHUNK_TOK; // position of the chunk
-        const int tok = min(len - first, TK_CHUNK_TOK),
+        const int first = entry_first(entry); // position of the chunk
+        const int tok = min(len - first, entry_tok(entry)),
                   pages = (tok + TK_BLOCK_TOK - 1) / TK_BLOCK_TOK;
 #pragma unroll
         for (int i = 0; i < D / 16; i++) {
@@ -710,6 +722,12 @@ __global__ void __launch_bounds__(THREADS, 2)
         pdl_wait(); // who waits for us relies on everything before us too
         return;
     }
+    // Blocks without an item add rows, one each at most; the others leave the device to the next kernel.
+    const uint32_t rows = a.n_seqs * a.n_kv * a.group,
+                   blocks = min(gridDim.x, min(n_items, gridDim.x) + rows);
+    if (blockIdx.x >= blocks) {
+        return;
+    }
     if (warp < WARPS) {
         feed f;
         f.issued = 0;
@@ -725,7 +743,7 @@ __global__ void __launch_bounds__(THREADS, 2)
         merge_loop<D, G>(a, ma, full, empty, n_items);
     }
     __syncthreads();
-    finish_rows<D>(a, ma);
+    finish_rows<D>(a, blocks, ma);
 }
 
 __global__ void plan_kernel(const int32_t *lens, uint32_t n, uint32_t *plan, uint32_t cap)
@@ -733,8 +751,8 @@ __global__ void plan_kernel(const int32_t *lens, uint32_t n, uint32_t *plan, uin
     __shared__ uint32_t sum[TK_MAX_SEQS];
     const uint32_t t = threadIdx.x;
     pdl_wait();
-    const uint32_t c =
-        t < n && lens[t] > 0 ? (uint32_t)(lens[t] + TK_CHUNK_TOK - 1) / TK_CHUNK_TOK : 0;
+    const int len = t < n ? max(lens[t], 0) : 0, tok = tk_chunk_tok(len);
+    const uint32_t c = (uint32_t)(len + tok - 1) / (uint32_t)tok;
     sum[t] = c;
     __syncthreads();
     for (uint32_t d = 1; d < blockDim.x; d *= 2) {
@@ -749,7 +767,8 @@ __global__ void plan_kernel(const int32_t *lens, uint32_t n, uint32_t *plan, uin
     }
     for (uint32_t i = 0; i < c; i++) {
         if (first + i < cap) {
-            plan[1 + TK_MAX_SEQS + first + i] = t << 16 | i;
+            plan[1 + TK_MAX_SEQS + first + i] =
+                t << 16 | i | (len > TK_CHUNK_LONG ? TK_CHUNK_IS_LONG : 0);
         }
     }
     if (t == blockDim.x - 1) {

@@ -15,6 +15,12 @@ size_t tk_plan_words(uint32_t max_seqs, uint32_t max_tokens_total)
     return 1 + TK_MAX_SEQS + (size_t)max_tokens_total / TK_CHUNK_TOK + max_seqs;
 }
 
+static uint32_t chunks_of(int32_t len)
+{
+    const uint32_t tok = (uint32_t)tk_chunk_tok(len);
+    return len > 0 ? ((uint32_t)len + tok - 1) / tok : 0;
+}
+
 td_err tk_plan_host(const int32_t *lens, uint32_t n_seqs, uint32_t *out_words, size_t words,
                     uint32_t *out_entries)
 {
@@ -23,7 +29,7 @@ td_err tk_plan_host(const int32_t *lens, uint32_t n_seqs, uint32_t *out_words, s
     }
     size_t n = 0;
     for (uint32_t i = 0; i < n_seqs; i++) {
-        n += lens[i] > 0 ? ((size_t)lens[i] + TK_CHUNK_TOK - 1) / TK_CHUNK_TOK : 0;
+        n += chunks_of(lens[i]);
     }
     if (1 + TK_MAX_SEQS + n > words) {
         return TD_ERR_FULL;
@@ -31,10 +37,10 @@ td_err tk_plan_host(const int32_t *lens, uint32_t n_seqs, uint32_t *out_words, s
     uint32_t *entry = out_words + 1 + TK_MAX_SEQS;
     uint32_t at = 0;
     for (uint32_t i = 0; i < n_seqs; i++) {
-        const uint32_t c = lens[i] > 0 ? ((uint32_t)lens[i] + TK_CHUNK_TOK - 1) / TK_CHUNK_TOK : 0;
+        const uint32_t c = chunks_of(lens[i]);
         out_words[1 + i] = at;
         for (uint32_t j = 0; j < c; j++) {
-            entry[at++] = i << 16 | j;
+            entry[at++] = i << 16 | j | (lens[i] > TK_CHUNK_LONG ? TK_CHUNK_IS_LONG : 0);
         }
     }
     out_words[0] = at;

@@ -40,6 +40,19 @@ static void plan_of_one_sequence_does_not_depend_on_its_neighbours(void **state)
     }
 }
 
+static void long_sequences_take_chunks_of_twice_the_tokens(void **state)
+{
+    const int32_t lens[] = {TK_CHUNK_LONG, TK_CHUNK_LONG + 1};
+    uint32_t words[1 + TK_MAX_SEQS + 32], n = 0;
+    (void)state;
+    assert_int_equal(tk_plan_host(lens, 2, words, sizeof words / sizeof words[0], &n), TD_OK);
+    assert_int_equal(n, 8 + 5);
+    for (uint32_t i = 0; i < n; i++) {
+        const uint32_t want = i < 8 ? i : 1u << 16 | TK_CHUNK_IS_LONG | (i - 8);
+        assert_int_equal(ENTRIES(words)[i], want);
+    }
+}
+
 static void plan_fits_the_words_that_it_asked_for(void **state)
 {
     int32_t lens[64];
@@ -106,6 +119,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(plan_lists_chunks_sequence_by_sequence),
         cmocka_unit_test(plan_of_one_sequence_does_not_depend_on_its_neighbours),
+        cmocka_unit_test(long_sequences_take_chunks_of_twice_the_tokens),
         cmocka_unit_test(plan_fits_the_words_that_it_asked_for),
         cmocka_unit_test(plan_refuses_what_does_not_fit),
         cmocka_unit_test(tiles_come_most_keys_first_and_cover_every_row),
