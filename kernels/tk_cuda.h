@@ -84,6 +84,11 @@ TK_HOST_DEVICE static inline int32_t tk_chunk_tok(int32_t len)
  * chunks ascending. Layout of the device buffer, in uint32: [0] entries, [1 .. TK_MAX_SEQS] first
  * entry of a sequence, then the entries, each seq << 16 | chunk, with TK_CHUNK_IS_LONG in chunks of long sequences. */
 #define TK_CHUNK_IS_LONG 0x8000u
+/* The first position that a sequence of len tokens sees through a window (0: none) of its last tokens. */
+TK_HOST_DEVICE static inline int32_t tk_window_start(int32_t len, int32_t window)
+{
+    return window > 0 && len > window ? len - window : 0;
+}
 size_t tk_plan_words(uint32_t max_seqs, uint32_t max_tokens_total);
 /* Fills a plan on the host. lens[i]: tokens of sequence i that are visible, its current one
  * included; 0 = no row. TD_ERR_FULL when the entries do not fit in words. */
@@ -92,6 +97,12 @@ td_err tk_plan_host(const int32_t *lens, uint32_t n_seqs, uint32_t *out_words, s
 /* The same on the device, from lengths that live there. A plan that does not fit is left empty: no row is computed. */
 td_err tk_plan_device(tk_stream s, const int32_t *lens, uint32_t n_seqs, uint32_t *out_words,
                       size_t words);
+/* The same for layers that see the last window tokens alone: chunks wholly before them are left out. A plan serves
+ * launches of its own window. */
+td_err tk_plan_window_host(const int32_t *lens, uint32_t n_seqs, uint32_t window,
+                           uint32_t *out_words, size_t words, uint32_t *out_entries);
+td_err tk_plan_window_device(tk_stream s, const int32_t *lens, uint32_t n_seqs, uint32_t window,
+                             uint32_t *out_words, size_t words);
 
 /* With pdl the kernel starts while the one before it still runs, and reads plan, lens, tables and all KV pages but the one
  * of each sequence's newest token before that one has ended: those must not be its output. */
@@ -113,6 +124,7 @@ struct tk_attn_decode {
     float scale;          /* usually 1/sqrt(head_dim) */
     bool pdl;             /* start early behind the previous kernel of the stream */
     bool one_table;       /* tokens of one sequence: all rows have the first row's table */
+    uint32_t window;      /* 0: all; else the last tokens that a row sees, as in the plan */
 };
 /* The counters come first and take tk_attn_decode_counters() bytes, whatever the number of sequences: launches of any
  * n_seqs and max_entries may share a scratch buffer that is large enough, one after the other. */
@@ -141,6 +153,9 @@ struct tk_attn_prefill {
     const int32_t *tables;         /* device, [..][table_stride] */
     uint32_t n_tiles, n_heads, n_kv_heads, head_dim, layer, table_stride, out_stride;
     float scale;
+    uint32_t
+        window; /* 0: all; else a row sees its last window tokens, itself included. Blocks wholly before what the first
+                        row of a tile sees are not read */
 };
 /* Map over rows of q: head_dim 128, rows row_stride elements apart. */
 td_err tk_rows_map(const tk_bf16 *q, uint32_t rows, uint32_t n_heads, uint32_t head_dim,

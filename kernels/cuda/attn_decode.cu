@@ -43,6 +43,7 @@ struct args {
     unsigned char *pool;  // this layer's slice of block 0, behind the header
     size_t block_bytes;
     uint32_t n_seqs, n_kv, group, table_stride, table_step, q_stride, out_stride;
+    int window; // 0: none
     float scale_log2;
 };
 
@@ -71,6 +72,23 @@ TK_DEV int entry_tok(uint32_t entry)
 TK_DEV int entry_first(uint32_t entry)
 {
     return (int)(entry & (TK_CHUNK_IS_LONG - 1)) * entry_tok(entry);
+}
+
+// Chunks of a row that it sees.
+TK_DEV uint32_t row_chunks(const args &a, int len)
+{
+    static_assert(TK_CHUNK_TOK == 256, "the shifts below");
+    const int shift = tk_chunk_tok(len) == TK_CHUNK_TOK ? 8 : 9;
+    return len > 0 ? (uint32_t)((len - 1 >> shift) + 1 - (tk_window_start(len, a.window) >> shift))
+                   : 0;
+}
+
+// Of a warp's pages of a chunk (p = warp, warp + WARPS ..), the number of the first that is seen.
+TK_DEV int first_page(const args &a, int len, int first, int warp)
+{
+    // pages out of the window, from the chunk's start
+    const int hidden = max(tk_window_start(len, a.window) - first, 0) / TK_BLOCK_TOK;
+    return hidden > warp ? (hidden - warp + WARPS - 1) / WARPS : 0;
 }
 
 // One warp's walk over the pages it loads. Entries and tables of the next item are read one item ahead, so that no
@@ -105,7 +123,7 @@ TK_DEV void cursor_enter(cursor &c, const args &a, uint32_t n_items, int warp, i
     const int first = entry_first(c.next_entry),
               tok = min(c.next_len - first, entry_tok(c.next_entry));
     const int pages = (tok + TK_BLOCK_TOK - 1) / TK_BLOCK_TOK;
-    c.page = 0;
+    c.page = first_page(a, c.next_len, first, warp);
     c.n_pages = c.item < n_items && pages > warp ? (pages - warp + WARPS - 1) / WARPS : 0;
     c.newest = first + tok == c.next_len && (pages - 1) % WARPS == warp;
     c.block = c.next_block;
@@ -138,10 +156,10 @@ template <int D> struct state {
         l[2]; // running maximum (log2 domain) and this thread's part of the sum, heads 2 (lane % 4) + {0,1}
 };
 
-// Adds one page (16 keys) to the state. valid: keys of the page that exist (1..16).
+// Adds one page (16 keys) to the state. valid: keys of the page that exist (1..16); those before from are out of the window.
 template <int D>
-TK_DEV void page_step(state<D> &st, const uint32_t (&qf)[D / 16][2], uint32_t k_addr, int valid,
-                      int lane, float scale_log2)
+TK_DEV void page_step(state<D> &st, const uint32_t (&qf)[D / 16][2], uint32_t k_addr, int from,
+                      int valid, int lane, float scale_log2)
 {
     // A page in shared memory is rows of 64 dims, D / 64 rows to a token, swizzled by their number.
     constexpr int HALVES = D / 64;
@@ -174,6 +192,12 @@ TK_DEV void page_step(state<D> &st, const uint32_t (&qf)[D / 16][2], uint32_t k_
         s[i] = (s0[i] + s1[i]) * scale_log2;
         if (lane / 4 + (i >> 1) * 8 >= valid) {
             s[i] = -INFINITY;
+        }
+    }
+    if (from > 0) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            s[i] = lane / 4 + (i >> 1) * 8 < from ? -INFINITY : s[i];
         }
     }
     float corr[2];
@@ -287,7 +311,7 @@ TK_DEV void merge_loop(const args &a, const merge_area<D> &ma, uint32_t full, ui
         ph ^= 1;
         combine_warps<D, G>(ma, a.group, t, r);
         bar_arrive(empty); // every thread: racecheck does not follow one elected arrival per warp
-        if (len <= entry_tok(e)) {
+        if (row_chunks(a, len) == 1) {
             write_out<D, G>(a.out + (size_t)seq * a.out_stride + (size_t)head * a.group * D,
                             a.group, t, r);
             continue;
@@ -395,8 +419,7 @@ TK_DEV unit unit_at(const args &a, uint32_t u)
     x.seq = u / heads;
     x.kvh = u % heads / a.group;
     x.qh = u % a.group;
-    const int len = max(__ldcg(a.lens + x.seq), 0), tok = tk_chunk_tok(len);
-    x.n = (uint32_t)(len + tok - 1) / (uint32_t)tok;
+    x.n = row_chunks(a, __ldcg(a.lens + x.seq));
     x.row = x.seq * a.n_kv + x.kvh;
     x.slot0 = (size_t)__ldcg(a.plan + 1 + x.seq) * a.n_kv + x.kvh;
     return x;
@@ -661,7 +684,8 @@ TK_DEV void compute_loop(const CUtensorMap *kv, const args &a, const merge_area<
         load_q<D>(qn, a, next, (item + gridDim.x) % a.n_kv, f.lane);
         state<D> st;
         state_clear<D>(st);
-        for (int p = f.warp; p < pages; p += WARPS) {
+        const int hidden = tk_window_start(len, a.window) - first; // tokens, from the chunk's start
+        for (int p = f.warp + first_page(a, len, first, f.warp) * WARPS; p < pages; p += WARPS) {
             const uint32_t slot = used % STAGES, page = f.ring + slot * STAGE;
             const int left = tok - p * TK_BLOCK_TOK; // tokens from here to the chunk's end
             bar_wait(f.bars + 8 * slot, (used / STAGES) & 1);
@@ -671,7 +695,8 @@ TK_DEV void compute_loop(const CUtensorMap *kv, const args &a, const merge_area<
                 append_newest<D>(a, seq, item % a.n_kv, len - 1,
                                  __ldcg(a.tables + (size_t)seq * a.table_step + at), page, f.lane);
             }
-            page_step<D>(st, qf, page, min(left, TK_BLOCK_TOK), f.lane, a.scale_log2);
+            page_step<D>(st, qf, page, hidden - p * TK_BLOCK_TOK, min(left, TK_BLOCK_TOK), f.lane,
+                         a.scale_log2);
             used++;
             __syncwarp();
             if (f.ld.item < f.n_items) {
@@ -746,13 +771,15 @@ __global__ void __launch_bounds__(THREADS, 2)
     finish_rows<D>(a, blocks, ma);
 }
 
-__global__ void plan_kernel(const int32_t *lens, uint32_t n, uint32_t *plan, uint32_t cap)
+__global__ void plan_kernel(const int32_t *lens, uint32_t n, int window, uint32_t *plan,
+                            uint32_t cap)
 {
     __shared__ uint32_t sum[TK_MAX_SEQS];
     const uint32_t t = threadIdx.x;
     pdl_wait();
     const int len = t < n ? max(lens[t], 0) : 0, tok = tk_chunk_tok(len);
-    const uint32_t c = (uint32_t)(len + tok - 1) / (uint32_t)tok;
+    const uint32_t c0 = (uint32_t)(tk_window_start(len, window) / tok),
+                   c = len > 0 ? (uint32_t)((len - 1) / tok) + 1 - c0 : 0;
     sum[t] = c;
     __syncthreads();
     for (uint32_t d = 1; d < blockDim.x; d *= 2) {
@@ -768,7 +795,7 @@ __global__ void plan_kernel(const int32_t *lens, uint32_t n, uint32_t *plan, uin
     for (uint32_t i = 0; i < c; i++) {
         if (first + i < cap) {
             plan[1 + TK_MAX_SEQS + first + i] =
-                t << 16 | i | (len > TK_CHUNK_LONG ? TK_CHUNK_IS_LONG : 0);
+                t << 16 | (c0 + i) | (len > TK_CHUNK_LONG ? TK_CHUNK_IS_LONG : 0);
         }
     }
     if (t == blockDim.x - 1) {
@@ -825,7 +852,7 @@ extern "C" td_err tk_attn_decode(tk_stream s, const struct tk_attn_decode *p)
 {
     if (p->n_kv_heads == 0 || p->n_heads % p->n_kv_heads != 0 ||
         p->n_heads / p->n_kv_heads > MAX_G || p->n_seqs == 0 || p->n_seqs > TK_MAX_SEQS ||
-        p->q_stride % 2 != 0) {
+        p->q_stride % 2 != 0 || p->window > INT32_MAX) {
         return TD_ERR_UNSUPPORTED;
     }
     args a;
@@ -849,6 +876,7 @@ extern "C" td_err tk_attn_decode(tk_stream s, const struct tk_attn_decode *p)
     a.table_step = p->one_table ? 0 : p->table_stride;
     a.q_stride = p->q_stride;
     a.out_stride = p->out_stride;
+    a.window = (int)p->window;
     a.scale_log2 = p->scale * 1.44269504088896f;
     const scratch_parts sp = scratch_layout(a.n_kv, a.group, p->head_dim, p->max_entries);
     unsigned char *m = static_cast<unsigned char *>(p->scratch);
@@ -871,15 +899,21 @@ extern "C" td_err tk_attn_decode(tk_stream s, const struct tk_attn_decode *p)
     }
 }
 
-extern "C" td_err tk_plan_device(tk_stream s, const int32_t *lens, uint32_t n_seqs,
-                                 uint32_t *out_words, size_t words)
+extern "C" td_err tk_plan_window_device(tk_stream s, const int32_t *lens, uint32_t n_seqs,
+                                        uint32_t window, uint32_t *out_words, size_t words)
 {
-    if (n_seqs == 0 || n_seqs > TK_MAX_SEQS || words <= 1 + TK_MAX_SEQS) {
+    if (n_seqs == 0 || n_seqs > TK_MAX_SEQS || words <= 1 + TK_MAX_SEQS || window > INT32_MAX) {
         return TD_ERR_UNSUPPORTED;
     }
     tk_launch l(s, 1, TK_MAX_SEQS, 0, 1, false);
     TD_TRY(tk_prepare(plan_kernel, 0));
-    TK_TRY_CUDA(cudaLaunchKernelEx(&l.cfg, plan_kernel, lens, n_seqs, out_words,
+    TK_TRY_CUDA(cudaLaunchKernelEx(&l.cfg, plan_kernel, lens, n_seqs, (int)window, out_words,
                                    (uint32_t)(words - 1 - TK_MAX_SEQS)));
     return TD_OK;
+}
+
+extern "C" td_err tk_plan_device(tk_stream s, const int32_t *lens, uint32_t n_seqs,
+                                 uint32_t *out_words, size_t words)
+{
+    return tk_plan_window_device(s, lens, n_seqs, 0, out_words, words);
 }

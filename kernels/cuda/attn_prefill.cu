@@ -9,6 +9,7 @@
 //   tile is issued before the softmax of this one, and two named barriers let one warpgroup's softmax run under the
 //   other's products. Persistent blocks walk a list that is sorted longest first, forwards and backwards in turn; where it
 //   is long, heads of one KV group go together, so that their K and V stay in L2.
+// A window leaves out tiles and pages that no row of a query tile sees.
 // Exactness: a masked tile leaves m, l and O bit-equal, so a row's result does not depend on the chunk it came in. V rows
 //   behind the last token are zeroed in shared memory, since 0 x NaN of a stale page would reach O.
 // Bound by: the matrix units and exp2. Measured: see NOTES.md.
@@ -42,6 +43,7 @@ struct args {
     const int32_t *tables;
     uint32_t n_tiles, n_heads, group, n_kv, layer, table_stride, out_stride;
     uint32_t section; // heads, a divisor of n_heads
+    int window;       // 0: none
     float scale_log2;
 };
 
@@ -54,7 +56,9 @@ struct work {
     int row0, rows; // first row in q and out; rows that exist
     int pos0;       // position of the first row
     int kv_len;     // keys in the pool
-    int n_tiles;    // key tiles
+    int n_tiles;    // key tiles, 0: nothing to do
+    int tile0;      // the first of them that a row sees
+    int hidden;     // pages of that one that no row sees
     int head, table;
 };
 
@@ -81,6 +85,9 @@ TK_DEV bool work_get(const args &a, uint32_t round, work &w)
     w.pos0 = c.pos0 + first;
     w.kv_len = c.pos0 + c.n;
     w.n_tiles = (w.pos0 + w.rows - 1) / KEYS + 1;
+    const int seen = tk_window_start(w.pos0 + 1, a.window);
+    w.tile0 = seen / KEYS;
+    w.hidden = seen % KEYS / TK_BLOCK_TOK;
     w.table = c.table;
     return true;
 }
@@ -98,14 +105,14 @@ struct ring_pos {
 
 // ---- loaders ----
 // One of four warps: K or V, one half of the head. A lane loads a page of the tile.
-TK_DEV void load_half(const CUtensorMap *kv, uint32_t dst, uint32_t bar, int pages, int half,
-                      int head, int layer, int32_t blk, int lane)
+TK_DEV void load_half(const CUtensorMap *kv, uint32_t dst, uint32_t bar, int page0, int pages,
+                      int half, int head, int layer, int32_t blk, int lane)
 {
     if (lane == 0) {
-        bar_expect(bar, (uint32_t)pages * PAGE_HALF);
+        bar_expect(bar, (uint32_t)(pages - page0) * PAGE_HALF);
     }
     __syncwarp();
-    if (lane < pages) {
+    if (lane >= page0 && lane < pages) {
         tma_5d_keep(dst + lane * PAGE_HALF, kv, bar, half * 64, 0, head, layer, blk);
     }
 }
@@ -145,12 +152,12 @@ TK_DEV void loader(const CUtensorMap *kv, const CUtensorMap *q, const smem_map &
             q_ph ^= 1;
             load_q(q, sm, w, lane);
         }
-        for (; j >= 0; j--) {
+        for (; j >= w.tile0; j--) {
             const int32_t next =
-                j > 0 && lane < TILE_PAGES ? table[(j - 1) * TILE_PAGES + lane] : 0;
+                j > w.tile0 && lane < TILE_PAGES ? table[(j - 1) * TILE_PAGES + lane] : 0;
             bar_wait(empty + 8 * p.st, p.ph ^ 1);
-            load_half(kv, ring + p.st * KV_BYTES, full + 8 * p.st, pages, half, head, (int)a.layer,
-                      blk, lane);
+            load_half(kv, ring + p.st * KV_BYTES, full + 8 * p.st, j == w.tile0 ? w.hidden : 0,
+                      pages, half, head, (int)a.layer, blk, lane);
             p.next();
             blk = next;
             pages = TILE_PAGES;
@@ -200,6 +207,18 @@ TK_DEV void mask_tile(float (&s)[64], int key0, int pos, int lane)
     }
 }
 
+// Keys before the window of their row.
+TK_DEV void mask_window(float (&s)[64], int key0, int pos, int window, int lane)
+{
+#pragma unroll
+    for (int i = 0; i < 64; i++) {
+        const int key = key0 + 8 * (i >> 2) + 2 * (lane & 3) + (i & 1);
+        if (key <= pos + ((i >> 1) & 1) * 8 - window) {
+            s[i] = -INFINITY;
+        }
+    }
+}
+
 struct rows_state {
     float m[2], l[2]; // running maximum of raw scores; this thread's part of the sum
 };
@@ -219,7 +238,7 @@ TK_DEV void softmax(float (&s)[64], rows_state &r, float (&f)[2], float scale)
         mx = fmaxf(mx, r.m[h]);
         const float base =
             mx == -INFINITY ? 0.f : mx * scale; // nothing visible yet: keep everything zero
-        f[h] = exp2_fast(r.m[h] * scale - base);
+        f[h] = mx == r.m[h] ? 1.f : exp2_fast(r.m[h] * scale - base); // exactly 1: see the loop
         r.m[h] = mx;
         float sum = 0;
 #pragma unroll
@@ -252,11 +271,12 @@ TK_DEV void pack_p(uint32_t (&p)[32], const float (&s)[64])
     }
 }
 
-TK_DEV void zero_tail(uint32_t v, int valid, int tid)
+// Zeroes rows of V from row0 on that hold no token's numbers.
+TK_DEV void zero_rows(uint32_t v, int row0, int rows, int tid)
 {
     // Both warpgroups are here, for the same tile.
-    for (int i = tid; i < (KEYS - valid) * 16; i += CONSUMERS) {
-        const int row = valid + (i >> 4), half = (i >> 3) & 1;
+    for (int i = tid; i < rows * 16; i += CONSUMERS) {
+        const int row = row0 + (i >> 4), half = (i >> 3) & 1;
         asm volatile("st.shared.v4.b32 [%0], {%1,%1,%1,%1};" ::"r"(v + half * HALF + row * 128 +
                                                                    (i & 7) * 16),
                      "r"(0)
@@ -342,13 +362,16 @@ TK_DEV void compute(const smem_map &sm, const args &a, int wg, int t)
         release(sm.k_empty + 8 * kp.st, lane);
         kp.next();
         mask_tile(s, j * KEYS, pos, lane);
+        if (a.window != 0) {
+            mask_window(s, j * KEYS, pos, a.window, lane);
+        }
         softmax(s, r, f, a.scale_log2);
         pack_p(p, s);
         if (tail < KEYS) {
             bar_wait(sm.v_full + 8 * vp.st, vp.ph);
-            zero_tail(sm.v + vp.st * KV_BYTES, tail, wg * 128 + t);
+            zero_rows(sm.v + vp.st * KV_BYTES, tail, KEYS - tail, wg * 128 + t);
         }
-        for (j--; j >= 0; j--) {
+        for (j--; j >= w.tile0; j--) {
             bar_wait(sm.k_full + 8 * kp.st, kp.ph);
             named_sync(mine, CONSUMERS);
             scores(s, q, sm.k + kp.st * KV_BYTES);
@@ -360,6 +383,9 @@ TK_DEV void compute(const smem_map &sm, const args &a, int wg, int t)
             kp.next();
             if (j * KEYS + KEYS - 1 > w.pos0) {
                 mask_tile(s, j * KEYS, pos, lane);
+            }
+            if (a.window != 0 && j * KEYS <= w.pos0 + ROWS - 1 - a.window) {
+                mask_window(s, j * KEYS, pos, a.window, lane);
             }
             softmax(s, r, f, a.scale_log2);
             softmax_first(r);
@@ -376,6 +402,9 @@ TK_DEV void compute(const smem_map &sm, const args &a, int wg, int t)
             pack_p(p, s);
         }
         bar_wait(sm.v_full + 8 * vp.st, vp.ph);
+        if (w.hidden != 0) {
+            zero_rows(sm.v + vp.st * KV_BYTES, 0, w.hidden * TK_BLOCK_TOK, wg * 128 + t);
+        }
         values(o, p, sm.v + vp.st * KV_BYTES);
         wg_wait<0>();
         release(sm.v_empty + 8 * vp.st, lane);
@@ -446,7 +475,7 @@ uint32_t section_heads(const struct tk_attn_prefill *p, uint32_t grid)
 extern "C" td_err tk_attn_prefill(tk_stream s, const struct tk_attn_prefill *p)
 {
     if (p->head_dim != (uint32_t)D || p->n_kv_heads == 0 || p->n_heads % p->n_kv_heads != 0 ||
-        p->n_tiles == 0 || p->out_stride % 8 != 0) {
+        p->n_tiles == 0 || p->out_stride % 8 != 0 || p->window > INT32_MAX) {
         return TD_ERR_UNSUPPORTED;
     }
     const tk_dev *dev = tk_device();
@@ -465,6 +494,7 @@ extern "C" td_err tk_attn_prefill(tk_stream s, const struct tk_attn_prefill *p)
     a.layer = p->layer;
     a.table_stride = p->table_stride;
     a.out_stride = p->out_stride;
+    a.window = (int)p->window;
     a.scale_log2 = p->scale * 1.44269504088896f;
     TD_TRY(tk_prepare(attn_prefill_kernel, SMEM));
     const uint32_t total = p->n_tiles * p->n_heads, grid = total < dev->sms ? total : dev->sms;

@@ -15,21 +15,29 @@ size_t tk_plan_words(uint32_t max_seqs, uint32_t max_tokens_total)
     return 1 + TK_MAX_SEQS + (size_t)max_tokens_total / TK_CHUNK_TOK + max_seqs;
 }
 
-static uint32_t chunks_of(int32_t len)
+struct cut {
+    uint32_t first, end; /* chunks */
+};
+static struct cut chunks_of(int32_t len, uint32_t window)
 {
-    const uint32_t tok = (uint32_t)tk_chunk_tok(len);
-    return len > 0 ? ((uint32_t)len + tok - 1) / tok : 0;
+    const int32_t tok = tk_chunk_tok(len);
+    if (len <= 0) {
+        return (struct cut){0, 0};
+    }
+    return (struct cut){(uint32_t)(tk_window_start(len, (int32_t)window) / tok),
+                        (uint32_t)((len - 1) / tok + 1)};
 }
 
-td_err tk_plan_host(const int32_t *lens, uint32_t n_seqs, uint32_t *out_words, size_t words,
-                    uint32_t *out_entries)
+td_err tk_plan_window_host(const int32_t *lens, uint32_t n_seqs, uint32_t window,
+                           uint32_t *out_words, size_t words, uint32_t *out_entries)
 {
-    if (n_seqs > TK_MAX_SEQS) {
+    if (n_seqs > TK_MAX_SEQS || window > INT32_MAX) {
         return TD_ERR_UNSUPPORTED;
     }
     size_t n = 0;
     for (uint32_t i = 0; i < n_seqs; i++) {
-        n += chunks_of(lens[i]);
+        const struct cut c = chunks_of(lens[i], window);
+        n += c.end - c.first;
     }
     if (1 + TK_MAX_SEQS + n > words) {
         return TD_ERR_FULL;
@@ -37,15 +45,21 @@ td_err tk_plan_host(const int32_t *lens, uint32_t n_seqs, uint32_t *out_words, s
     uint32_t *entry = out_words + 1 + TK_MAX_SEQS;
     uint32_t at = 0;
     for (uint32_t i = 0; i < n_seqs; i++) {
-        const uint32_t c = chunks_of(lens[i]);
+        const struct cut c = chunks_of(lens[i], window);
         out_words[1 + i] = at;
-        for (uint32_t j = 0; j < c; j++) {
+        for (uint32_t j = c.first; j < c.end; j++) {
             entry[at++] = i << 16 | j | (lens[i] > TK_CHUNK_LONG ? TK_CHUNK_IS_LONG : 0);
         }
     }
     out_words[0] = at;
     *out_entries = at;
     return TD_OK;
+}
+
+td_err tk_plan_host(const int32_t *lens, uint32_t n_seqs, uint32_t *out_words, size_t words,
+                    uint32_t *out_entries)
+{
+    return tk_plan_window_host(lens, n_seqs, 0, out_words, words, out_entries);
 }
 
 static uint32_t key_tiles(const struct tk_chunk *c, uint32_t tile)

@@ -100,12 +100,12 @@ static float dot(const tk_bf16 *a, const tk_bf16 *b, uint32_t n)
 
 /* ---- attention ---- */
 
-/* What one query head sees: positions 0 .. visible - 1 of a KV head. */
+/* What one query head sees: positions from .. visible - 1 of a KV head. */
 struct view {
     const struct tk_kv_pool *pool;
     uint32_t layer, head;
     const int32_t *table;
-    uint32_t visible;
+    uint32_t visible, from;
     float scale;
 };
 
@@ -114,7 +114,7 @@ static void attend(const struct view *w, const tk_bf16 *q, tk_bf16 *out)
     const uint32_t dim = w->pool->head_dim;
     float *o = calloc(dim, sizeof *o);
     float m = -INFINITY, l = 0;
-    for (uint32_t t = 0; o != NULL && t < w->visible; t++) {
+    for (uint32_t t = w->from; o != NULL && t < w->visible; t++) {
         const int32_t block = w->table[t / TK_BLOCK_TOK];
         const float s = dot(q, kv_at(w->pool, w->layer, block, w->head, 0, t), dim) * w->scale;
         const tk_bf16 *v = kv_at(w->pool, w->layer, block, w->head, 1, t);
@@ -187,6 +187,7 @@ static void do_decode(const void *args)
                                    h * a->n_kv_heads / a->n_heads,
                                    a->tables + (a->one_table ? 0 : (size_t)r * a->table_stride),
                                    (uint32_t)a->lens[r],
+                                   (uint32_t)tk_window_start(a->lens[r], (int32_t)a->window),
                                    a->scale};
             attend(&w, row + (size_t)h * a->head_dim,
                    a->out + (size_t)r * a->out_stride + (size_t)h * a->head_dim);
@@ -219,7 +220,7 @@ td_err tk_attn_decode(tk_stream s, const struct tk_attn_decode *a)
 
 struct plan_args {
     const int32_t *lens;
-    uint32_t n;
+    uint32_t n, window;
     uint32_t *words;
     size_t cap;
 };
@@ -228,16 +229,22 @@ static void do_plan(const void *args)
 {
     const struct plan_args *p = args;
     uint32_t entries = 0;
-    if (tk_plan_host(p->lens, p->n, p->words, p->cap, &entries) != TD_OK) {
+    if (tk_plan_window_host(p->lens, p->n, p->window, p->words, p->cap, &entries) != TD_OK) {
         p->words[0] = 0;
     }
+}
+
+td_err tk_plan_window_device(tk_stream s, const int32_t *lens, uint32_t n_seqs, uint32_t window,
+                             uint32_t *out_words, size_t words)
+{
+    const struct plan_args p = {lens, n_seqs, window, out_words, words};
+    return tk_ref_enqueue(s, do_plan, &p, sizeof p);
 }
 
 td_err tk_plan_device(tk_stream s, const int32_t *lens, uint32_t n_seqs, uint32_t *out_words,
                       size_t words)
 {
-    const struct plan_args p = {lens, n_seqs, out_words, words};
-    return tk_ref_enqueue(s, do_plan, &p, sizeof p);
+    return tk_plan_window_device(s, lens, n_seqs, 0, out_words, words);
 }
 
 struct prefill_args {
@@ -255,12 +262,14 @@ static void do_prefill(const void *args)
         for (uint32_t j = first; j < first + TK_TILE_ROWS && j < (uint32_t)c->n; j++) {
             const size_t row = (size_t)c->row0 + j;
             for (uint32_t h = 0; h < a->n_heads; h++) {
-                const struct view w = {&p->kv.pool,
-                                       a->layer,
-                                       h * a->n_kv_heads / a->n_heads,
-                                       a->tables + (size_t)c->table * a->table_stride,
-                                       (uint32_t)c->pos0 + j + 1,
-                                       a->scale};
+                const struct view w = {
+                    &p->kv.pool,
+                    a->layer,
+                    h * a->n_kv_heads / a->n_heads,
+                    a->tables + (size_t)c->table * a->table_stride,
+                    (uint32_t)c->pos0 + j + 1,
+                    (uint32_t)tk_window_start(c->pos0 + (int32_t)j + 1, (int32_t)a->window),
+                    a->scale};
                 attend(&w, (const tk_bf16 *)p->q.base + row * p->q.stride + (size_t)h * a->head_dim,
                        a->out + row * a->out_stride + (size_t)h * a->head_dim);
             }

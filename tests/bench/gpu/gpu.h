@@ -40,7 +40,7 @@ float gpu_bf16_to_float(tk_bf16 v);
 
 /* ---- references: naive, float64 inside ---- */
 struct gpu_ref_row {
-    int32_t table, visible; /* block table row; keys 0 .. visible - 1 */
+    int32_t table, visible, from; /* block table row; keys from .. visible - 1 */
 };
 void gpu_ref_attn(const tk_bf16 *q, uint32_t q_stride, const struct gpu_ref_row *rows_dev,
                   uint32_t rows, uint32_t n_heads, const struct tk_kv_pool *pool, uint32_t layer,

@@ -14,7 +14,7 @@
 /* Runs decode attention over sequences first .. first + n - 1 of the case. */
 /* NOLINTNEXTLINE(readability-function-size): a case has this many knobs */
 static void run_decode(const struct gpu_kv *c, const tk_bf16 *q, tk_bf16 *out, uint32_t n_heads,
-                       uint32_t layer, uint32_t first, uint32_t n, bool host_plan)
+                       uint32_t layer, uint32_t first, uint32_t n, uint32_t window, bool host_plan)
 {
     const uint32_t dim = c->pool.head_dim, kvh = c->pool.n_kv_heads;
     int32_t *lens = malloc(c->n_seqs * sizeof *lens);
@@ -25,11 +25,11 @@ static void run_decode(const struct gpu_kv *c, const tk_bf16 *q, tk_bf16 *out, u
     }
     const size_t words = tk_plan_words(n, total);
     uint32_t *plan_h = calloc(words, sizeof *plan_h);
-    TK(tk_plan_host(lens + first, n, plan_h, words, &entries));
+    TK(tk_plan_window_host(lens + first, n, window, plan_h, words, &entries));
     uint32_t *plan = gpu_upload(plan_h, words * sizeof *plan_h);
     if (!host_plan) {
         CU(cudaMemset(plan, 0xff, words * sizeof *plan));
-        TK(tk_plan_device(NULL, c->lens + first, n, plan, words));
+        TK(tk_plan_window_device(NULL, c->lens + first, n, window, plan, words));
     }
     const uint32_t cap = (uint32_t)words - 1 - TK_MAX_SEQS;
     const size_t sb = tk_attn_decode_scratch(kvh, n_heads / kvh, dim, cap);
@@ -54,7 +54,8 @@ static void run_decode(const struct gpu_kv *c, const tk_bf16 *q, tk_bf16 *out, u
                                      .out_stride = n_heads * dim,
                                      .max_entries = cap,
                                      .scale = 1.f / sqrtf((float)dim),
-                                     .pdl = false};
+                                     .pdl = false,
+                                     .window = window};
     TK(tk_attn_decode(NULL, &a));
     TK(tk_attn_decode(NULL, &a)); /* the counters must be back at zero */
     CU(cudaDeviceSynchronize());
@@ -64,8 +65,9 @@ static void run_decode(const struct gpu_kv *c, const tk_bf16 *q, tk_bf16 *out, u
     free(lens);
 }
 
+/* NOLINTNEXTLINE(readability-function-size): a case has this many knobs */
 static void check_decode_shape(uint32_t heads, uint32_t kvh, uint32_t dim, const int32_t *lens,
-                               uint32_t n, uint32_t header)
+                               uint32_t n, uint32_t header, uint32_t window)
 {
     char name[128];
     struct gpu_kv c = gpu_kv_make(lens, n, kvh, dim, 2, header, 11);
@@ -75,23 +77,25 @@ static void check_decode_shape(uint32_t heads, uint32_t kvh, uint32_t dim, const
     float *want = gpu_alloc(elems * 4);
     struct gpu_ref_row *rows = malloc(n * sizeof *rows);
     for (uint32_t i = 0; i < n; i++) {
-        rows[i] = (struct gpu_ref_row){(int32_t)i, lens[i]};
+        rows[i] =
+            (struct gpu_ref_row){(int32_t)i, lens[i], tk_window_start(lens[i], (int32_t)window)};
+        gpu_kv_hide(&c, i, rows[i].from);
     }
     struct gpu_ref_row *rows_dev = gpu_upload(rows, n * sizeof *rows);
     const uint32_t layer = 1;
     gpu_poison(out, elems * 2);
     gpu_poison(alone, elems * 2);
-    run_decode(&c, q, out, heads, layer, 0, n, false);
+    run_decode(&c, q, out, heads, layer, 0, n, window, false);
     gpu_ref_attn(q, heads * dim, rows_dev, n, heads, &c.pool, layer, c.tables, c.stride,
                  1.f / sqrtf((float)dim), want);
-    (void)snprintf(name, sizeof name, "decode %u/%u x %u, %u sequences, header %u", heads, kvh, dim,
-                   n, header);
+    (void)snprintf(name, sizeof name, "decode %u/%u x %u, %u sequences, header %u, window %u",
+                   heads, kvh, dim, n, header, window);
     (void)gpu_close(name, out, heads * dim, want, n, heads * dim, TOL_ATTN);
     for (uint32_t i = 0; i < n; i++) {
-        run_decode(&c, q, alone, heads, layer, i, 1, true);
+        run_decode(&c, q, alone, heads, layer, i, 1, window, true);
     }
-    (void)snprintf(name, sizeof name, "decode %u/%u x %u: a row alone = in its batch", heads, kvh,
-                   dim);
+    (void)snprintf(name, sizeof name, "decode %u/%u x %u, window %u: alone = in its batch", heads,
+                   kvh, dim, window);
     (void)gpu_same_bits(name, out, alone, elems * 2);
     gpu_kv_drop(&c);
     gpu_free(q);
@@ -106,12 +110,16 @@ void gpu_check_decode(void)
 {
     const int32_t lens[] = {1,   15,  16,   17,   255, 256,  257, 300,
                             511, 513, 1000, 2049, 31,  4097, 64,  777};
-    check_decode_shape(32, 8, 128, lens, 16, 0);
-    check_decode_shape(28, 4, 128, lens, 13, 128);
-    check_decode_shape(9, 3, 64, lens, 16, 0);
-    check_decode_shape(8, 8, 128, lens, 5, 0);
+    check_decode_shape(32, 8, 128, lens, 16, 0, 0);
+    check_decode_shape(28, 4, 128, lens, 13, 128, 0);
+    check_decode_shape(9, 3, 64, lens, 16, 0, 0);
+    check_decode_shape(8, 8, 128, lens, 5, 0, 0);
     const int32_t one[] = {9000};
-    check_decode_shape(32, 8, 128, one, 1, 0);
+    check_decode_shape(32, 8, 128, one, 1, 0, 0);
+    check_decode_shape(32, 8, 128, lens, 16, 0, 1);
+    check_decode_shape(28, 4, 128, lens, 16, 0, 100);
+    check_decode_shape(9, 3, 64, lens, 16, 128, 300);
+    check_decode_shape(32, 8, 128, lens, 16, 0, 1024);
 }
 
 /* ---- flat products ---- */
@@ -366,7 +374,7 @@ void gpu_check_flat(void)
 /* NOLINTNEXTLINE(readability-function-size): a case has this many knobs */
 static void run_prefill(const struct gpu_kv *c, const tk_bf16 *q, uint32_t rows, tk_bf16 *out,
                         uint32_t n_heads, uint32_t layer, const struct tk_chunk *chunks,
-                        uint32_t n_chunks)
+                        uint32_t n_chunks, uint32_t window)
 {
     const uint32_t dim = c->pool.head_dim;
     uint32_t tiles_h[1024], n_tiles = 0;
@@ -388,7 +396,8 @@ static void run_prefill(const struct gpu_kv *c, const tk_bf16 *q, uint32_t rows,
                                       .layer = layer,
                                       .table_stride = c->stride,
                                       .out_stride = n_heads * dim,
-                                      .scale = 1.f / sqrtf((float)dim)};
+                                      .scale = 1.f / sqrtf((float)dim),
+                                      .window = window};
     TK(tk_attn_prefill(NULL, &a));
     CU(cudaDeviceSynchronize());
     gpu_free(tiles);
@@ -396,7 +405,7 @@ static void run_prefill(const struct gpu_kv *c, const tk_bf16 *q, uint32_t rows,
 }
 
 static void check_prefill_batch(uint32_t heads, uint32_t kvh, const struct tk_chunk *chunks,
-                                uint32_t n)
+                                uint32_t n, uint32_t window)
 {
     char name[128];
     int32_t lens[16];
@@ -413,23 +422,28 @@ static void check_prefill_batch(uint32_t heads, uint32_t kvh, const struct tk_ch
     uint32_t at = 0;
     for (uint32_t i = 0; i < n; i++) {
         for (int32_t j = 0; j < chunks[i].n; j++) {
-            rr[at++] = (struct gpu_ref_row){(int32_t)i, chunks[i].pos0 + j + 1};
+            const int32_t seen = chunks[i].pos0 + j + 1;
+            rr[at++] =
+                (struct gpu_ref_row){(int32_t)i, seen, tk_window_start(seen, (int32_t)window)};
         }
+        gpu_kv_hide(&c, i, tk_window_start(chunks[i].pos0 + 1, (int32_t)window));
     }
     struct gpu_ref_row *rr_dev = gpu_upload(rr, rows * sizeof *rr);
     gpu_poison(out, elems * 2);
-    run_prefill(&c, q, rows, out, heads, 1, chunks, n);
+    run_prefill(&c, q, rows, out, heads, 1, chunks, n, window);
     gpu_ref_attn(q, heads * 128, rr_dev, rows, heads, &c.pool, 1, c.tables, c.stride,
                  1.f / sqrtf(128.f), want);
-    (void)snprintf(name, sizeof name, "prefill %u/%u, %u chunks, %u rows", heads, kvh, n, rows);
+    (void)snprintf(name, sizeof name, "prefill %u/%u, %u chunks, %u rows, window %u", heads, kvh, n,
+                   rows, window);
     (void)gpu_close(name, out, heads * 128, want, rows, heads * 128, TOL_ATTN);
     gpu_kv_drop(&c);
     gpu_free(q), gpu_free(out), gpu_free(want), gpu_free(rr_dev);
     free(rr);
 }
 
-static void check_chunked_equals_whole(void)
+static void check_chunked_equals_whole(uint32_t window)
 {
+    char name[64];
     const int32_t len = 1500;
     struct gpu_kv c = gpu_kv_make(&len, 1, 2, 128, 1, 0, 31);
     const size_t elems = (size_t)len * 8 * 128;
@@ -439,15 +453,19 @@ static void check_chunked_equals_whole(void)
     const int32_t cuts[] = {0, 333, 334, 461, 640, 1408, 1500};
     gpu_poison(whole, elems * 2);
     gpu_poison(parts, elems * 2);
-    run_prefill(&c, q, (uint32_t)len, whole, 8, 0, &all, 1);
+    run_prefill(&c, q, (uint32_t)len, whole, 8, 0, &all, 1, window);
     for (int i = 0; i + 1 < (int)(sizeof cuts / sizeof cuts[0]); i++) {
         /* the pool holds tokens of later chunks already: they must not matter */
         const struct tk_chunk one = {cuts[i], cuts[i + 1] - cuts[i], cuts[i], 0};
-        run_prefill(&c, q, (uint32_t)len, parts, 8, 0, &one, 1);
+        gpu_kv_hide(&c, 0, tk_window_start(cuts[i] + 1, (int32_t)window));
+        run_prefill(&c, q, (uint32_t)len, parts, 8, 0, &one, 1, window);
     }
-    (void)gpu_same_bits("prefill: chunked = whole", whole, parts, elems * 2);
-    run_prefill(&c, q, (uint32_t)len, parts, 8, 0, &all, 1);
-    (void)gpu_same_bits("prefill: a run = its repetition", whole, parts, elems * 2);
+    (void)snprintf(name, sizeof name, "prefill, window %u: chunked = whole", window);
+    (void)gpu_same_bits(name, whole, parts, elems * 2);
+    if (window == 0) {
+        run_prefill(&c, q, (uint32_t)len, parts, 8, 0, &all, 1, window);
+        (void)gpu_same_bits("prefill: a run = its repetition", whole, parts, elems * 2);
+    }
     gpu_kv_drop(&c);
     gpu_free(q), gpu_free(whole), gpu_free(parts);
 }
@@ -458,11 +476,17 @@ void gpu_check_prefill(void)
     const struct tk_chunk b[] = {
         {0, 1, 0, 0}, {1, 300, 0, 1}, {301, 128, 128, 2}, {429, 77, 1000, 3}, {506, 513, 37, 4}};
     const struct tk_chunk d[] = {{0, 2048, 0, 0}};
-    check_prefill_batch(4, 1, a, 1);
-    check_prefill_batch(32, 8, b, 5);
-    check_prefill_batch(7, 7, b, 5);
-    check_prefill_batch(32, 8, d, 1);
-    check_chunked_equals_whole();
+    check_prefill_batch(4, 1, a, 1, 0);
+    check_prefill_batch(32, 8, b, 5, 0);
+    check_prefill_batch(7, 7, b, 5, 0);
+    check_prefill_batch(32, 8, d, 1, 0);
+    check_chunked_equals_whole(0);
+    check_prefill_batch(4, 1, a, 1, 1);
+    check_prefill_batch(32, 8, b, 5, 30);
+    check_prefill_batch(7, 7, b, 5, 333);
+    check_prefill_batch(32, 8, d, 1, 640);
+    check_chunked_equals_whole(77);
+    check_chunked_equals_whole(400);
 }
 
 /* Small enough for compute-sanitizer's racecheck. */
@@ -470,9 +494,9 @@ void gpu_check_race(void)
 {
     const int32_t lens[] = {300, 17};
     const struct tk_chunk chunks[] = {{0, 130, 0, 0}, {130, 20, 100, 1}};
-    check_decode_shape(8, 2, 128, lens, 2, 0);
+    check_decode_shape(8, 2, 128, lens, 2, 0, 0);
     check_store(3, 256, 1024, false);
     check_residual(33, 256, 2048);
     check_swiglu(9, 512, 1024, 8);
-    check_prefill_batch(2, 1, chunks, 2);
+    check_prefill_batch(2, 1, chunks, 2, 0);
 }

@@ -34,6 +34,7 @@ struct gpu_kv gpu_kv_make(const int32_t *lens, uint32_t n_seqs, uint32_t heads, 
             c.tables_h[i * c.stride + j] = j < n ? perm[at++] : -1;
         }
     }
+    c.spare = perm[at];
     free(perm);
     c.tables = gpu_upload(c.tables_h, (size_t)n_seqs * c.stride * sizeof *c.tables_h);
     c.lens = gpu_upload(lens, n_seqs * sizeof *lens);
@@ -61,6 +62,15 @@ struct gpu_kv gpu_kv_make(const int32_t *lens, uint32_t n_seqs, uint32_t heads, 
         }
     }
     return c;
+}
+
+void gpu_kv_hide(struct gpu_kv *c, uint32_t seq, int32_t from)
+{
+    for (int32_t j = 0; j < from / TK_BLOCK_TOK; j++) {
+        c->tables_h[seq * c->stride + (uint32_t)j] = c->spare;
+    }
+    CU(cudaMemcpy(c->tables, c->tables_h, (size_t)c->n_seqs * c->stride * sizeof *c->tables_h,
+                  cudaMemcpyHostToDevice));
 }
 
 void gpu_kv_drop(struct gpu_kv *c)

@@ -39,7 +39,7 @@ __global__ void ref_attn(const __nv_bfloat16 *q, uint32_t q_stride, const gpu_re
     const __nv_bfloat16 *qp = q + (size_t)row * q_stride + (size_t)head * d;
     const int32_t *table = tables + (size_t)r.table * table_stride;
     double m = -1e300, l = 0, o = 0;
-    for (int k0 = 0; k0 < r.visible; k0 += 128) {
+    for (int k0 = r.from; k0 < r.visible; k0 += 128) {
         const int n = min(128, r.visible - k0);
         __syncthreads();
         if ((int)t < n) {

@@ -53,6 +53,20 @@ static void long_sequences_take_chunks_of_twice_the_tokens(void **state)
     }
 }
 
+static void chunks_before_the_window_are_left_out(void **state)
+{
+    const int32_t lens[] = {1000, 3000, 90};
+    static const uint32_t want[] = {2, 3, 1u << 16 | TK_CHUNK_IS_LONG | 4,
+                                    1u << 16 | TK_CHUNK_IS_LONG | 5, 2u << 16};
+    uint32_t words[1 + TK_MAX_SEQS + 32], n = 0;
+    (void)state;
+    assert_int_equal(tk_plan_window_host(lens, 3, 488, words, sizeof words / sizeof words[0], &n),
+                     TD_OK);
+    assert_int_equal(n, 5); /* tokens from 512 of 1000, from 2512 of 3000 */
+    assert_memory_equal(ENTRIES(words), want, sizeof want);
+    assert_int_equal(words[1 + 1], 2);
+}
+
 static void plan_fits_the_words_that_it_asked_for(void **state)
 {
     int32_t lens[64];
@@ -120,6 +134,7 @@ int main(void)
         cmocka_unit_test(plan_lists_chunks_sequence_by_sequence),
         cmocka_unit_test(plan_of_one_sequence_does_not_depend_on_its_neighbours),
         cmocka_unit_test(long_sequences_take_chunks_of_twice_the_tokens),
+        cmocka_unit_test(chunks_before_the_window_are_left_out),
         cmocka_unit_test(plan_fits_the_words_that_it_asked_for),
         cmocka_unit_test(plan_refuses_what_does_not_fit),
         cmocka_unit_test(tiles_come_most_keys_first_and_cover_every_row),
