@@ -112,7 +112,7 @@ static void kv_lines(FILE *out, const json_t *n)
     }
 }
 
-static const struct ctl_column transfer_columns[] = {
+const struct ctl_column ctl_transfer_columns[CTL_TRANSFER_COLUMNS] = {
     {.head = "PREFILL-NODE"},
     {.head = "DECODE-NODE"},
     {.head = "BY"},
@@ -123,7 +123,7 @@ static const struct ctl_column transfer_columns[] = {
     {.head = "LAST", .right = true},
 };
 
-static void transfer_row(struct ctl_table *t, const json_t *x)
+void ctl_transfer_row(struct ctl_table *t, const json_t *x)
 {
     char text[32];
     int64_t count = 0, bytes = 0, us = 0, exposed = 0, age = -1;
@@ -149,12 +149,12 @@ static td_err transfers(FILE *out, const char *name, const json_t *live)
     const json_t *list = json_object_get(live, "transfers");
     TD_CLEANUP(ctl_table_destroyp) struct ctl_table *t = NULL;
     bool any = false;
-    TD_TRY(ctl_table_create(transfer_columns, TD_COUNT(transfer_columns), &t));
+    TD_TRY(ctl_table_create(ctl_transfer_columns, CTL_TRANSFER_COLUMNS, &t));
     for (size_t i = 0; i < json_array_size(list); i++) {
         const json_t *x = json_array_get(list, i);
         if (strcmp(ctl_field_text(x, "prefill", ""), name) == 0 ||
             strcmp(ctl_field_text(x, "decode", ""), name) == 0) {
-            transfer_row(t, x);
+            ctl_transfer_row(t, x);
             any = true;
         }
     }

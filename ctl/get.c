@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "ctl/admin.h"
+#include "ctl/describe.h"
 #include "ctl/json_field.h"
 
 struct options {
@@ -24,7 +25,7 @@ struct options {
 static const struct td_opt nodes_opts[] = {CTL_ADMIN_OPTS(admin), FORMAT_OPT, WATCH_OPT};
 static const struct td_opt requests_opts[] = {
     CTL_ADMIN_OPTS(admin), FORMAT_OPT, WATCH_OPT,
-    CTL_OPT("limit", INT, "20", "", 0, 100, NULL, "finished requests shown, newest first", limit)};
+    CTL_OPT("limit", INT, "20", "", 0, 1024, NULL, "finished requests shown, newest first", limit)};
 
 #define PROGRAM(n, s, o)                                                                           \
     {                                                                                              \
@@ -35,6 +36,8 @@ const struct td_program ctl_get_nodes_program =
     PROGRAM("tandemctl get nodes", "nodes with role, load and KV use", nodes_opts);
 const struct td_program ctl_get_requests_program = PROGRAM(
     "tandemctl get requests", "running and finished requests with stage times", requests_opts);
+const struct td_program ctl_get_transfers_program =
+    PROGRAM("tandemctl get transfers", "KV moved between each pair of nodes", nodes_opts);
 
 /* ---- cells ---- */
 
@@ -269,19 +272,53 @@ td_err ctl_get_print_requests(json_t *doc, uint32_t limit, enum ctl_format forma
                       "no request has finished yet", out);
 }
 
-/* ---- commands ---- */
+/* ---- transfers ---- */
 
-static td_err print_one(const struct options *o, bool nodes, json_t *doc)
+td_err ctl_get_print_transfers(json_t *doc, enum ctl_format format, FILE *out)
 {
-    enum ctl_format format = (enum ctl_format)o->format;
-    return nodes ? ctl_get_print_nodes(doc, format, stdout)
-                 : ctl_get_print_requests(doc, (uint32_t)o->limit, format, stdout);
+    json_t *list = json_object_get(doc, "transfers");
+    if (!json_is_array(list)) {
+        return TD_ERR_PROTOCOL;
+    }
+    if (format == CTL_JSON || format == CTL_YAML) {
+        json_t *only = json_pack("{s:O}", "transfers", list);
+        td_err err = only != NULL ? print_document(only, format, out) : TD_ERR_NO_MEMORY;
+        json_decref(only);
+        return err;
+    }
+    return print_list(list, ctl_transfer_columns, CTL_TRANSFER_COLUMNS, ctl_transfer_row,
+                      format == CTL_WIDE, "no KV has moved yet", out);
 }
 
-static enum ctl_exit ask_and_print(const struct options *o, bool nodes, bool again)
+/* ---- commands ---- */
+
+/* What is asked for, and how the answer is printed. */
+struct kind {
+    const char *path; /* with room for the limit */
+    td_err (*print)(const struct options *o, json_t *doc);
+};
+
+static td_err print_nodes(const struct options *o, json_t *doc)
 {
+    return ctl_get_print_nodes(doc, (enum ctl_format)o->format, stdout);
+}
+
+static td_err print_requests(const struct options *o, json_t *doc)
+{
+    return ctl_get_print_requests(doc, (uint32_t)o->limit, (enum ctl_format)o->format, stdout);
+}
+
+static td_err print_transfers(const struct options *o, json_t *doc)
+{
+    return ctl_get_print_transfers(doc, (enum ctl_format)o->format, stdout);
+}
+
+static enum ctl_exit ask_and_print(const struct options *o, const struct kind *k, bool again)
+{
+    char path[64];
     json_t *doc = NULL;
-    enum ctl_exit status = ctl_admin_get(&o->admin, nodes ? "/nodes" : "/requests", &doc);
+    (void)snprintf(path, sizeof path, "%s%" PRId64, k->path, o->limit);
+    enum ctl_exit status = ctl_admin_get(&o->admin, path, &doc);
     if (status != CTL_OK) {
         return status;
     }
@@ -290,7 +327,7 @@ static enum ctl_exit ask_and_print(const struct options *o, bool nodes, bool aga
     } else if (again) {
         (void)fputs(o->format == CTL_YAML ? "---\n" : "\n", stdout);
     }
-    td_err err = print_one(o, nodes, doc);
+    td_err err = k->print(o, doc);
     json_decref(doc);
     if (err != TD_OK) {
         ctl_say("%s: %s", o->admin.router,
@@ -302,26 +339,37 @@ static enum ctl_exit ask_and_print(const struct options *o, bool nodes, bool aga
     return err == TD_OK ? CTL_OK : CTL_FAILED;
 }
 
-static enum ctl_exit get(const struct options *o, bool nodes)
+static enum ctl_exit get(const struct options *o, const struct kind *k)
 {
     struct timespec nap = {.tv_sec = (time_t)o->watch_s,
                            .tv_nsec = (long)((o->watch_s - (double)(time_t)o->watch_s) * 1e9)};
-    enum ctl_exit status = ask_and_print(o, nodes, false);
+    enum ctl_exit status = ask_and_print(o, k, false);
     while (status == CTL_OK && o->watch_s > 0) {
         (void)clock_nanosleep(CLOCK_MONOTONIC, 0, &nap, NULL);
-        status = ask_and_print(o, nodes, true);
+        status = ask_and_print(o, k, true);
     }
     return status;
 }
 
 enum ctl_exit ctl_get_nodes(const void *options, char *const *args)
 {
+    static const struct kind nodes = {"/nodes?limit=", print_nodes};
     (void)args;
-    return get(options, true);
+    return get(options, &nodes);
 }
 
 enum ctl_exit ctl_get_requests(const void *options, char *const *args)
 {
+    static const struct kind requests = {"/requests?limit=", print_requests};
     (void)args;
-    return get(options, false);
+    return get(options, &requests);
+}
+
+/* No sample is so late: only what stands beside the samples is wanted. */
+enum ctl_exit ctl_get_transfers(const void *options, char *const *args)
+{
+    static const struct kind transfers = {"/live?since=9000000000000000000&limit=",
+                                          print_transfers};
+    (void)args;
+    return get(options, &transfers);
 }

@@ -16,6 +16,7 @@
 static const struct ctl_command commands[] = {
     {"get nodes", "", 0, &ctl_get_nodes_program, ctl_get_nodes},
     {"get requests", "", 0, &ctl_get_requests_program, ctl_get_requests},
+    {"get transfers", "", 0, &ctl_get_transfers_program, ctl_get_transfers},
     {"top", "", 0, &ctl_top_program, ctl_top},
     {"describe node", "NODE", 1, &ctl_describe_node_program, ctl_describe_node},
     {"describe request", "REQUEST", 1, &ctl_describe_request_program, ctl_describe_request},

@@ -114,6 +114,16 @@ def test_get_requests_shows_finished_ones_with_stage_times():
         assert doc["live"] == []
 
 
+def test_get_transfers_shows_each_pair_with_what_it_moved():
+    ask("ctl-moved")
+    head, *rows = ctl("get", "transfers")[0].splitlines()
+    assert head.split()[:4] == ["PREFILL-NODE", "DECODE-NODE", "BY", "REQUESTS"], head
+    assert rows and all(r.split()[0] == "prefill-0" and r.split()[1].startswith("decode-") for r in rows), rows
+    docs = [json.loads(ctl("get", "transfers", "-o", "json")[0]), yaml(ctl("get", "transfers", "-o", "yaml")[0])]
+    for doc in docs:
+        assert set(doc) == {"transfers"} and doc["transfers"][0]["bytes"] > 0 and doc["transfers"][0]["transport"], doc
+
+
 def test_get_requests_shows_a_running_one():
     with cluster(node=["--fault", "step.pause=delay:us=50000"]) as cl:
         s = Stream(cl.router.port("http"), max_tokens=200, ignore_eos=True)
@@ -415,7 +425,7 @@ def test_a_port_that_is_no_admin_port_is_1():
 def test_wrong_command_lines_are_2():
     for args in ([], ["get"], ["get", "pods"], ["nonsense"], ["get", "nodes", "extra"], ["get", "nodes", "-o", "xml"],
                  ["get", "nodes", "--rooter", "x"], ["get", "nodes", "--router", "https://x"], ["bench", "engine"],
-                 ["get", "requests", "--limit", "101"], ["doctor", "--measure-megabytes", "0"]):
+                 ["get", "requests", "--limit", "1025"], ["doctor", "--measure-megabytes", "0"]):
         out, err = ctl(*args, status=USAGE)
         assert out == "" and err, args
     assert "did you mean router?" in ctl("get", "nodes", "--rooter", "x", status=USAGE)[1]
@@ -433,7 +443,7 @@ def test_every_command_has_help():
         assert f"usage: tandemctl {' '.join(words)}" in text and "Exit status: 0 done" in text
 
 
-COMPLETIONS = ((["ge"], {"get"}), (["get", ""], {"nodes", "requests"}), (["get", "nodes", "--ou"], {"--output"}),
+COMPLETIONS = ((["ge"], {"get"}), (["get", ""], {"nodes", "requests", "transfers"}), (["get", "nodes", "--ou"], {"--output"}),
                (["get", "nodes", "-o", "y"], {"yaml"}), (["bench", "engine", "--isa", "avx"], {"avx2", "avx512"}),
                (["completion", ""], {"bash", "zsh", "fish"}), (["describe", "node", "pre"], {"prefill-0"}),
                (["drain", "prefill-0", "--un"], {"--undrain"}))

@@ -206,29 +206,36 @@ def test_the_page_shows_the_cluster_and_keeps_up_with_it():
     b.until("document.querySelectorAll('.spark .curve')[2].getAttribute('d').split('L').length > 5", "a curve")
 
 
+def rows_become(fits, what):
+    """What is typed reaches the page a moment later."""
+    wait_for(lambda: fits(BROWSER.js(ROWS)), 10, f"the rows: {what}")
+
+
 def test_requests_are_filtered():
     b = BROWSER
+    b.until("parseInt(document.querySelector('#shown').textContent.split('fit, ')[1]) > 40", "enough requests", 60)
     b.js("document.querySelector('#pause').click()")
-    before = b.js(ROWS)
+    choose = "const s = document.querySelector('#f-state'); s.value = '{}'; s.dispatchEvent(new Event('input'))"
     b.fill("#f-text", "-3")
-    got = b.js(ROWS)
-    assert got and got != before and all("-3" in r for r in got), got
+    rows_become(lambda rows: rows and all("-3" in r for r in rows), "by id")
     b.fill("#f-text", EVIL)
-    assert b.js(ROWS) and b.js(f"[...document.querySelectorAll('#requests tr')].every(r => r.textContent.includes({EVIL!r}))")
+    rows_become(lambda rows: any("-3" not in r for r in rows), "by node")
+    assert b.js(f"[...document.querySelectorAll('#requests tr')].every(r => r.textContent.includes({EVIL!r}))")
     b.fill("#f-text", "nothing has this")
-    assert b.js("document.querySelector('#requests').innerText") == "no request fits the filter"
+    b.until("document.querySelector('#requests').innerText === 'no request fits the filter'", "none")
     b.fill("#f-text", "")
-    b.js("const s = document.querySelector('#f-state'); s.value = 'failed'; s.dispatchEvent(new Event('input'))")
-    assert b.js(ROWS) == []
-    b.js("document.querySelector('#f-state').value = 'ok'; document.querySelector('#f-state').dispatchEvent(new Event('input'))")
+    rows_become(lambda rows: len(rows) == 25, "all")
+    b.js("{" + choose.format("failed") + "}")
+    rows_become(lambda rows: rows == [], "none has failed")
+    b.js("{" + choose.format("ok") + "}")
+    rows_become(lambda rows: len(rows) == 25, "finished")
     b.fill("#f-slow", "100000")
-    assert b.js(ROWS) == []
+    rows_become(lambda rows: rows == [], "none is so slow")
     b.fill("#f-slow", "0.5")
-    assert len(b.js(ROWS)) > 3
+    rows_become(lambda rows: len(rows) == 25, "all are slower")
     b.fill("#f-slow", "")
-    few = len(b.js(ROWS))
     b.js("document.querySelector('#more').click()")
-    assert len(b.js(ROWS)) > few == 25, few
+    rows_become(lambda rows: len(rows) > 25, "more")
     b.js("document.querySelector('#pause').click()")
 
 
@@ -237,6 +244,7 @@ def test_a_request_opens_by_keyboard_with_its_waterfall():
     b.until(f"{ROWS}.some(r => r.endsWith('-4'))", "a long request")
     b.js("document.querySelector('#f-state').value = 'ok'; document.querySelector('#f-state').dispatchEvent(new Event('input'))")
     b.fill("#f-text", "-4")
+    rows_become(lambda rows: rows and all("-4" in r for r in rows), "long ones")
     b.js("document.querySelector('#requests button').focus()")
     name = b.js("document.activeElement.textContent")
     time.sleep(1.5)  # rows are made anew meanwhile; the focus has to stay on the same request

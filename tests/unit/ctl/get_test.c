@@ -135,6 +135,32 @@ static void other_shapes_are_refused_and_odd_fields_show_as_missing(void **state
     json_decref(odd);
 }
 
+static void transfers_are_a_row_for_each_pair(void **state)
+{
+    (void)state;
+    json_t *doc =
+        json_loads("{\"samples\":[],\"transfers\":[{\"prefill\":\"p0\",\"decode\":\"d1\","
+                   "\"transport\":\"shm\",\"count\":4,\"bytes\":4194304,\"transfer_us\":8000,"
+                   "\"exposed_us\":400,\"age_us\":1500000},{}]}",
+                   0, NULL);
+    CAPTURE(text, out, { assert_int_equal(ctl_get_print_transfers(doc, CTL_TABLE, out), TD_OK); });
+    assert_string_equal(text,
+                        "PREFILL-NODE  DECODE-NODE  BY   REQUESTS        KV  MEAN-TIME  EXPOSED"
+                        "        LAST\n"
+                        "p0            d1           shm         4  4.00 MiB     2.0 ms   100 us"
+                        "  1.50 s ago\n"
+                        "-             -            -           1       0 B       0 us     0 us"
+                        "           -\n");
+    free(text);
+    CAPTURE(json, j, assert_int_equal(ctl_get_print_transfers(doc, CTL_JSON, j), TD_OK));
+    assert_null(strstr(json, "samples"));
+    free(json);
+    json_decref(doc);
+    CAPTURE(none, n,
+            assert_int_equal(ctl_get_print_transfers(NULL, CTL_TABLE, n), TD_ERR_PROTOCOL));
+    free(none);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -142,6 +168,7 @@ int main(void)
         cmocka_unit_test(wide_adds_columns_and_json_keeps_the_document),
         cmocka_unit_test(no_node_is_said_in_words),
         cmocka_unit_test(requests_show_phases_ends_and_stage_times),
+        cmocka_unit_test(transfers_are_a_row_for_each_pair),
         cmocka_unit_test(the_limit_cuts_the_oldest_in_every_format),
         cmocka_unit_test(other_shapes_are_refused_and_odd_fields_show_as_missing),
     };
