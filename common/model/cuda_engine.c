@@ -482,7 +482,8 @@ static void describe(struct td__cu *e, const struct td_cuda_engine_params *p)
                                       .dtype = TD_KV_BF16,
                                       .order = TD_KV_TOKEN_DIM,
                                       .slice_bytes = slice,
-                                      .block_bytes = (uint64_t)slice * hp->n_layers};
+                                      .block_bytes = (uint64_t)slice * hp->n_layers,
+                                      .window = hp->window};
     describe_shape(e, p);
 }
 
@@ -647,7 +648,7 @@ td_err td_cuda_engine_create(const struct td_model *model, const struct td_cuda_
     e->q.event_fd = e->q.layer_fd = -1;
     e->spins = sysconf(_SC_NPROCESSORS_ONLN) >= SPIN_CORES ? SPINS : 0;
     describe(e, p);
-    TD_TRY(td__cu_check_model(model, e->info.max_model_len));
+    TD_TRY(td__cu_check_model(model));
     TD_TRY(td_steps_init(&e->q, &e->info));
     e->layers = td_zalloc_aligned(64, e->info.n_layers * sizeof *e->layers);
     if (e->layers == NULL) {

@@ -5,7 +5,7 @@
  * sampling on the device. pool_base is NULL: nobody but the device reads the pool yet.
  * Weights: BF16, F16 and F32 tensors, made bf16 on the way; quantised ones are refused.
  * Shapes: head_dim 64 or 128, all of it turned by rope; at most TK_MAX_GROUP query heads per KV head;
- * n_embd a multiple of 8 (padded to 128), at most 8192; n_ffn a multiple of 64; a window only where it covers max_model_len.
+ * n_embd a multiple of 8 (padded to 128), at most 8192; n_ffn a multiple of 64; a window of any size.
  * Numerics: "cuda-bf16-v1": a row of a pure decode step depends on nothing but itself; beside a chunk
  * its products run in another order. "cuda-bf16-v1-det": never; every product has one order.
  * Threads: the loop as engine.h says; one engine thread owns the stream, one waits for finished steps.

@@ -190,7 +190,7 @@ td_err td__cu_alloc(struct td__cu *e, size_t count, size_t size, void **out) TD_
 td_err td__cu_said(td_err err, const char *what);
 
 /* cuda_engine_weights.c: checks the shapes, then brings every tensor to the device. */
-td_err td__cu_check_model(const struct td_model *m, uint32_t max_model_len) TD_MUST_CHECK;
+td_err td__cu_check_model(const struct td_model *m) TD_MUST_CHECK;
 td_err td__cu_load(struct td__cu *e) TD_MUST_CHECK;
 
 /* cuda_engine_run.c: what the first use of a shape would cost otherwise: algorithms and graphs. */

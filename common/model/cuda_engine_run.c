@@ -80,7 +80,8 @@ static td_err flat_attention(const struct flat *f, const struct td__cu_layer *l,
         .max_entries = f->entries,
         .scale = e->scale,
         /* several newest tokens of one sequence: reading early is not safe */
-        .pdl = !f->ordered};
+        .pdl = !f->ordered,
+        .window = e->model->hp.window};
     if (!fused) {
         TD_TRY(rope_rows(f, l, layer));
     }
@@ -200,8 +201,8 @@ static td_err flat_body(const struct flat *f)
     TD_TRY(tk_flat_x_map(e->f_att, f->rows, e->q_width, e->q_width, &m.att));
     TD_TRY(tk_flat_x_map(e->f_act, f->rows, e->ffn, e->ffn, &m.act));
     TD_TRY(tk_take_tokens(f->s, e->d_flat->tokens, e->d_flat->slot_of, e->slots.last, f->rows));
-    TD_TRY(tk_plan_device(f->s, e->d_flat->lens, f->rows, e->plan,
-                          (size_t)1 + TK_MAX_SEQS + f->entries));
+    TD_TRY(tk_plan_window_device(f->s, e->d_flat->lens, f->rows, e->model->hp.window, e->plan,
+                                 (size_t)1 + TK_MAX_SEQS + f->entries));
     TD_TRY(tk_embed(f->s, e->embedding, e->d_flat->tokens, f->rows, e->embd, e->layers[0].attn_norm,
                     e->f_h, e->f_hg, e->ss1, true));
     for (uint32_t i = 0; i < e->info.n_layers; i++) {
@@ -298,9 +299,11 @@ static td_err wide_group(struct td__cu *e, const struct td__cu_layer *l, uint32_
                                      .q_stride = e->qkv_width,
                                      .out_stride = e->q_width,
                                      .max_entries = g->entries,
-                                     .scale = e->scale};
+                                     .scale = e->scale,
+                                     .window = e->model->hp.window};
     if (plan) {
-        TD_TRY(tk_plan_device(e->stream, e->d_lens + g->tok0, g->n, e->plan, words));
+        TD_TRY(tk_plan_window_device(e->stream, e->d_lens + g->tok0, g->n, e->model->hp.window,
+                                     e->plan, words));
     }
     return tk_attn_decode(e->stream, &a);
 }
@@ -341,7 +344,8 @@ static td_err wide_attention(struct td__cu *e, const struct td__cu_host *h,
                                           .layer = layer,
                                           .table_stride = e->shape.blocks_per_seq,
                                           .out_stride = e->q_width,
-                                          .scale = e->scale};
+                                          .scale = e->scale,
+                                          .window = e->model->hp.window};
         TD_TRY(tk_attn_prefill(e->stream, &a));
     }
     for (uint32_t i = 0; i < p->n_groups; i++) {

@@ -52,7 +52,7 @@ static td_err check_types(const struct td_model *m)
     return TD_OK;
 }
 
-td_err td__cu_check_model(const struct td_model *m, uint32_t max_model_len)
+td_err td__cu_check_model(const struct td_model *m)
 {
     const struct td_hparams *hp = &m->hp;
     if (hp->head_dim != 64 && hp->head_dim != 128) {
@@ -69,9 +69,6 @@ td_err td__cu_check_model(const struct td_model *m, uint32_t max_model_len)
     }
     if (hp->n_ffn % 64 != 0) {
         return refuse("n_ffn", hp->n_ffn, "a multiple of 64");
-    }
-    if (hp->window > 0 && hp->window < max_model_len) {
-        return refuse("sliding window", hp->window, "--max-model-len within the window");
     }
     if (hp->n_vocab > TK_MAX_VOCAB) {
         return refuse("n_vocab", hp->n_vocab, "at most 1048576");

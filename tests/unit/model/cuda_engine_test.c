@@ -11,7 +11,7 @@
 #define LONG 300 /* tokens: crosses a chunk of attention */
 
 static struct eu_model open_shape(uint32_t n_embd, uint32_t n_heads, uint32_t n_kv_heads,
-                                  const char *type)
+                                  uint32_t window, const char *type)
 {
     struct td_tiny_params p = td_tiny_defaults();
     struct eu_model out;
@@ -20,6 +20,7 @@ static struct eu_model open_shape(uint32_t n_embd, uint32_t n_heads, uint32_t n_
     p.n_ffn = 256;
     p.n_heads = n_heads;
     p.n_kv_heads = n_kv_heads;
+    p.window = window;
     make_tiny(&p, &out.file);
     assert_int_equal(td_model_open_memory(out.file.data, out.file.len, type, &out.m), TD_OK);
     return out;
@@ -27,7 +28,7 @@ static struct eu_model open_shape(uint32_t n_embd, uint32_t n_heads, uint32_t n_
 
 static struct eu_model open_model(uint32_t n_heads, const char *type)
 {
-    return open_shape(512, n_heads, n_heads / 2, type);
+    return open_shape(512, n_heads, n_heads / 2, 0, type);
 }
 
 static struct td_cuda_engine_params params(bool deterministic)
@@ -89,13 +90,20 @@ static void check_logits(uint32_t n_heads, const char *type, uint32_t n, uint32_
     check_model(open_model(n_heads, type), type, n, chunk);
 }
 
+static void a_window_hides_what_lies_before_it(void **state)
+{
+    check_model(open_shape(512, 4, 2, 37, "bf16"), "bf16, window 37", LONG, 128);
+    check_model(open_shape(512, 8, 4, 37, "bf16"), "bf16, window 37", 90, 64);
+    check_model(open_shape(512, 4, 2, 37, "bf16"), "bf16, window 37, row by row", 60, 1);
+}
+
 static void logits_are_close_to_the_float32_reference(void **state)
 {
     check_logits(4, "bf16", LONG, 128); /* head_dim 128 */
     check_logits(8, "bf16", 90, 64);    /* head_dim 64: chunks through the decode kernel */
     check_logits(4, "f16", 40, 40);
     check_logits(4, "f32", 40, 7);
-    check_model(open_shape(192, 3, 1, "bf16"), "bf16, 192 padded to 256", 40, 40);
+    check_model(open_shape(192, 3, 1, 0, "bf16"), "bf16, 192 padded to 256", 40, 40);
 }
 
 /* Sequences with different prompts and settings, each alone; then all of them together, joining and
@@ -446,6 +454,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(logits_are_close_to_the_float32_reference),
+        cmocka_unit_test(a_window_hides_what_lies_before_it),
         cmocka_unit_test(a_sequence_in_a_batch_gives_the_ids_it_gives_alone),
         cmocka_unit_test(rows_beside_a_chunk_see_their_own_context),
         cmocka_unit_test(two_steps_in_flight_give_the_ids_of_one),
