@@ -153,7 +153,7 @@ static void observe_end(struct dc_core *c, const struct dc_seq *s, td_err err,
 static void tell_done(struct dc_core *c, const struct dc_seq *s, td_err err)
 {
     struct nd_done *d = nd_actions_done(c->r.out);
-    nd_work_done(&s->w, d);
+    nd_work_done(c->r.works, &s->w, d);
     d->decode = true;
     d->local = s->local;
     d->preempted = s->victim;

@@ -79,7 +79,7 @@ static void observe_end(struct pf_core *c, const struct pf_seq *s, td_err err,
 static void tell_done(struct pf_core *c, const struct pf_seq *s, td_err err)
 {
     struct nd_done *d = nd_actions_done(c->r.out);
-    nd_work_done(&s->w, d);
+    nd_work_done(c->r.works, &s->w, d);
     d->phase = pf_state_phase(s->state);
     d->err = err;
     d->finish = s->finish;

@@ -83,6 +83,7 @@ struct td_wire_request {
     uint32_t budget_ms;                                      /* time left */
     int32_t priority;                                        /* lower runs first */
     const char *tenant, *traceparent, *request_id, *adapter; /* never NULL; "" when absent */
+    const char *tracestate;                                  /* the same; up to TD_WIRE_MAX_TEXT */
     uint32_t kv_group;
     uint64_t numerics_id, layout_id;
     uint8_t cache_salt[32]; /* HMAC(server secret, tenant, client salt): root of the block hashes */

@@ -172,7 +172,7 @@ static td_err requires_in(char *const *names, size_t n)
 static td_err request_in(const PB(Request) * p, struct td_arena *arena, struct td_wire_request *out)
 {
     CHECK(p != NULL);
-    out->tenant = out->traceparent = out->request_id = out->adapter = "";
+    out->tenant = out->traceparent = out->tracestate = out->request_id = out->adapter = "";
     TD_TRY(id_in(p->id, &out->id));
     TD_TRY(requires_in(p->requires, p->n_requires));
     CHECK(wire_in(WIRE_TIME_MS, p->budget_ms) && wire_in(WIRE_PRIORITY, p->priority) &&
@@ -181,6 +181,7 @@ static td_err request_in(const PB(Request) * p, struct td_arena *arena, struct t
           ids_in(p->prompt, p->n_prompt));
     CHECK(wire_text_in(p->tenant, TD_WIRE_MAX_NAME, &out->tenant) &&
           wire_text_in(p->traceparent, TD_WIRE_MAX_NAME, &out->traceparent) &&
+          wire_text_in(p->tracestate, TD_WIRE_MAX_TEXT, &out->tracestate) &&
           wire_text_in(p->request_id, TD_WIRE_MAX_NAME, &out->request_id) &&
           wire_text_in(p->adapter, TD_WIRE_MAX_NAME, &out->adapter));
     CHECK(wire_hash_in(p->has_cache_salt, &p->cache_salt, out->cache_salt));

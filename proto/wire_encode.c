@@ -166,7 +166,9 @@ static td_err request_out(const struct td_wire_request *r, struct columns *c, st
     TD_TRY(name_ok(r->traceparent));
     TD_TRY(name_ok(r->request_id));
     TD_TRY(name_ok(r->adapter));
-    if (r->n_prompt > TD_WIRE_MAX_PROMPT) {
+    if (r->n_prompt > TD_WIRE_MAX_PROMPT ||
+        (r->tracestate != NULL &&
+         strnlen(r->tracestate, TD_WIRE_MAX_TEXT + 1) > TD_WIRE_MAX_TEXT)) {
         return TD_ERR_TOO_LARGE;
     }
     o->id = id_out(&r->id);
@@ -181,6 +183,7 @@ static td_err request_out(const struct td_wire_request *r, struct columns *c, st
     p->priority = r->priority;
     p->tenant = wire_text_out(r->tenant);
     p->traceparent = wire_text_out(r->traceparent);
+    p->tracestate = wire_text_out(r->tracestate);
     p->request_id = wire_text_out(r->request_id);
     p->adapter = wire_text_out(r->adapter);
     p->has_kv_group = p->has_numerics_id = p->has_layout_id = p->has_cache_salt = 1;

@@ -81,6 +81,7 @@ static void fill_request(const struct rt_core *c, const struct rt_entry *e, cons
         .priority = e->priority,
         .tenant = e->tenant,
         .traceparent = e->traceparent,
+        .tracestate = e->tracestate != NULL ? e->tracestate : "",
         .request_id = e->request_id,
         .adapter = "",
         .numerics_id = d->numerics_id,

@@ -618,6 +618,7 @@ static void submit_choice(struct rt_client *c, uint32_t i)
                             .budget_us = budget_of(c),
                             .tenant = c->key->tenant,
                             .traceparent = c->trace.traceparent,
+                            .tracestate = c->trace.state,
                             .request_id = c->request_id,
                             .user = ch};
     sub.sampling.choice = i % api->n_choices;

@@ -50,6 +50,7 @@ struct rt_submit {
     int32_t priority;
     int64_t budget_us;                             /* from now */
     const char *tenant, *traceparent, *request_id; /* copied, cut to their bounds */
+    const char *tracestate;                        /* copied; NULL or "": none */
     uint8_t cache_salt[32];
     uint64_t only_p, only_d; /* run on this pair and no other, and once: a probe; 0: any */
     uint8_t nonce[16];       /* random; tickets of this request derive from it */

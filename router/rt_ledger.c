@@ -56,6 +56,7 @@ void rt_ledger_fini(struct rt_ledger *l)
     for (uint32_t i = 0; l->entries != NULL && i < l->max; i++) {
         free(l->entries[i].tokens);
         free(l->entries[i].bias);
+        free(l->entries[i].tracestate);
     }
     free(l->entries);
     free(l->free_slots);
@@ -82,6 +83,10 @@ static td_err copy_arrays(struct rt_entry *e, const struct rt_submit *s)
         }
         memcpy(e->bias, s->sampling.bias, s->sampling.n_bias * sizeof *e->bias);
     }
+    if (s->tracestate != NULL && s->tracestate[0] != '\0') {
+        e->tracestate = td_strdup(s->tracestate);
+        return e->tracestate != NULL ? TD_OK : TD_ERR_NO_MEMORY;
+    }
     return TD_OK;
 }
 
@@ -90,6 +95,7 @@ static void reset_entry(struct rt_entry *e)
     uint32_t slot = e->slot;
     free(e->tokens);
     free(e->bias);
+    free(e->tracestate);
     memset(e, 0, sizeof *e);
     e->slot = slot;
 }

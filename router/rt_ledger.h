@@ -25,6 +25,7 @@ struct rt_entry {
     struct td_sampling_params sampling;
     struct td_logit_bias *bias; /* owned copy, or NULL */
     char tenant[64], traceparent[64], request_id[TD_WIRE_MAX_NAME];
+    char *tracestate; /* owned; NULL: none */
     uint8_t cache_salt[32], nonce[16];
     void *user;
     uint64_t p_epoch, d_epoch; /* of this attempt; 0: none or already let go */

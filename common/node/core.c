@@ -148,7 +148,7 @@ size_t nd_prompt_bytes(const struct nd_core_params *p)
     const struct td_engine_info *e = p->engine;
     size_t pool_tok = (size_t)e->n_blocks * e->layout.block_tok;
     return (2 * pool_tok + e->max_model_len) * sizeof(int32_t) +
-           ((size_t)p->max_queue + 2 * (size_t)p->max_seqs) * 256;
+           ((size_t)p->max_queue + 2 * (size_t)p->max_seqs) * 1024; /* last pages, trace states */
 }
 
 const struct td_work_id *nd_msg_work(const struct td_wire_msg *m)

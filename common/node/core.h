@@ -24,6 +24,7 @@
 #define ND_MAX_ROUTERS 64
 #define ND_MAX_SEQS    4096
 #define ND_MAX_QUEUE   65536
+#define ND_STATE_LEN   513
 #define ND_TRACE_LEN   64 /* of a traceparent, with its end */
 
 enum nd_event_type {
@@ -74,6 +75,7 @@ enum nd_metric {
 struct nd_done {
     struct td_work_id id;
     char req[TD_WIRE_MAX_NAME], trace[ND_TRACE_LEN]; /* request id; W3C traceparent, "" for none */
+    char state[ND_STATE_LEN];                        /* W3C tracestate, "" for none */
     bool decode, local; /* the decode role's; it computed the prompt itself */
     bool preempted;     /* ended for lack of blocks while it ran */
     unsigned phase;     /* it ended in, of ND_M_CANCELLED */

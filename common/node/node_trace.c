@@ -64,6 +64,7 @@ static void put_stage(struct td_otlp *o, const char *model, const struct nd_done
         attrs[n++] = TD_TEXT("error.type", td_err_code(d->err));
     }
     struct td_span s = {.name = g->name,
+                        .state = d->state,
                         .kind = TD_SPAN_INTERNAL,
                         .start_us = g->start_us,
                         .end_us = g->end_us,

@@ -150,16 +150,27 @@ static void keep_trace(struct nd_work *work, const char *traceparent)
     }
 }
 
+/* Without room it is left out: a request is worth more than its trace's vendor data. */
+static void keep_state(struct nd_works *w, struct nd_work *work, const char *tracestate)
+{
+    size_t len = tracestate != NULL ? strlen(tracestate) : 0;
+    if (work->trace[0] != 0 && len > 0 && len < ND_STATE_LEN) {
+        TD_IGNORE(nd_spans_put(w->spans, tracestate, len, &work->state));
+    }
+}
+
 const char *nd_work_trace(const struct nd_work *work)
 {
     return strlen(work->trace) >= 35 ? work->trace + 3 : "";
 }
 
-void nd_work_done(const struct nd_work *work, struct nd_done *out)
+void nd_work_done(const struct nd_works *w, const struct nd_work *work, struct nd_done *out)
 {
     out->id = work->id;
     memcpy(out->req, work->req, sizeof work->req);
     memcpy(out->trace, work->trace, sizeof work->trace);
+    nd_spans_read(w->spans, &work->state, 0, work->state.bytes,
+                  out->state); /* keep_state: it fits */
     out->arrived_us = work->arrived_us;
     out->n_prompt = work->n_prompt;
     out->max_tokens = work->sampling.max_tokens;
@@ -211,6 +222,7 @@ td_err nd_works_open(struct nd_works *w, const struct td_wire_request *r, int64_
     work->sampling.bias = NULL;
     name_work(work, r->request_id);
     keep_trace(work, r->traceparent);
+    keep_state(w, work, r->tracestate);
     *out_work = work;
     return TD_OK;
 }
@@ -221,6 +233,7 @@ void nd_works_close(struct nd_works *w, struct nd_work *work)
     td_heap_remove(w->timers, &work->timer);
     nd_spans_drop(w->spans, &work->prompt);
     nd_spans_drop(w->spans, &work->bias);
+    nd_spans_drop(w->spans, &work->state);
     TD_INSIST(td_map_del(w->by_id, key_of(&work->id)) != NULL);
     if (nd_works_buried(w, &work->id) == ND_GRAVE_NONE) {
         nd_works_bury(w, &work->id, ND_GRAVE_ENDED);

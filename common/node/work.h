@@ -39,6 +39,7 @@ struct nd_work {
     bool mute;                /* its router is lost: nothing more is sent there */
     char req[ND_REQ_LEN];     /* for log lines */
     char trace[ND_TRACE_LEN]; /* W3C traceparent; "" for none */
+    struct nd_span state;     /* W3C tracestate; empty: none */
     uint32_t n_prompt, n_replayed;
     struct nd_span prompt;
     struct td_sampling_params sampling; /* bias is NULL; the list is in `bias` */
@@ -97,7 +98,7 @@ enum nd_grave nd_works_buried(const struct nd_works *w, const struct td_work_id 
 /* For log lines: the 32 digits of its trace, "" for none; print it with %.32s. */
 const char *nd_work_trace(const struct nd_work *work);
 /* What every role's last word says: names, times of the door, sizes. */
-void nd_work_done(const struct nd_work *work, struct nd_done *out);
+void nd_work_done(const struct nd_works *w, const struct nd_work *work, struct nd_done *out);
 /* Prompt tokens [pos, pos + n) in the actions' arena; NULL when it is full. */
 const int32_t *nd_work_tokens(const struct nd_works *w, const struct nd_work *work, uint32_t pos,
                               uint32_t n, struct nd_actions *out);

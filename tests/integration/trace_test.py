@@ -117,7 +117,7 @@ def test_a_request_is_one_tree_of_the_five_stages():
             assert len(spans) == (2 if name == "kv_transfer" else 1), (name, len(spans))
             for s in spans:
                 ids.add(s["spanId"])
-                assert s["parentSpanId"] == root["spanId"] and s["kind"] == 1, s
+                assert s["parentSpanId"] == root["spanId"] and s["kind"] == 1 and s["traceState"] == "rojo=1", s
                 assert root["start"] - slack <= s["start"] <= s["end"], s
                 assert s["about"]["service.name"] == "tandem-router" or s["attrs"]["tandem.request_id"] == "abc-1"
         assert len(ids) == 2 + len(STAGES)  # all different

@@ -874,12 +874,14 @@ static void the_last_word_carries_times_sizes_and_the_trace(void **state)
     struct rig *r = one(&p);
     struct td_wire_request q = rig_request(1, 60, 10);
     q.traceparent = trace;
+    q.tracestate = "rojo=1,congo=2";
     rig_pass(r, 1000);
     hand_over(r, &q);
     rig_settle(r);
     const struct nd_done *d = &r->node[D].done;
     assert_int_equal(r->node[D].n_done, 1);
     assert_string_equal(d->trace, trace);
+    assert_string_equal(d->state, "rojo=1,congo=2");
     assert_int_equal(d->err, TD_OK);
     assert_int_equal(d->finish, TD_FINISH_LENGTH);
     assert_int_equal(d->n_prompt, 60);

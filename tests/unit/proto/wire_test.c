@@ -103,6 +103,26 @@ static void a_temperature_of_zero_is_not_an_absent_one(void **state)
     assert_true(out.prefill.r.sampling.temperature == 0.0f);
 }
 
+static void a_trace_state_travels_and_has_a_bound(void **state)
+{
+    struct td_wire_msg in = *sample(TD_WIRE_RESERVE), out;
+    char longest[TD_WIRE_MAX_TEXT + 2];
+    (void)state;
+    assert_int_equal(round_trip(&in, &out), TD_OK);
+    assert_string_equal(out.reserve.r.tracestate, ""); /* of a message that is older than it */
+    memset(longest, 'x', sizeof longest - 1);
+    longest[sizeof longest - 2] = '\0';
+    in.reserve.r.tracestate = longest;
+    assert_int_equal(round_trip(&in, &out), TD_OK);
+    assert_string_equal(out.reserve.r.tracestate, longest);
+    longest[sizeof longest - 2] = 'x';
+    longest[sizeof longest - 1] = '\0';
+    struct td_buf b;
+    td_buf_init(&b, TD_WIRE_MAX_BYTES);
+    assert_int_equal(td_wire_encode(&in, &b), TD_ERR_TOO_LARGE);
+    td_buf_fini(&b);
+}
+
 static void absent_texts_are_empty_strings(void **state)
 {
     struct td_wire_msg in = *sample(TD_WIRE_RESERVE), out;
@@ -547,6 +567,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         T(a_request_keeps_every_field),
         T(a_temperature_of_zero_is_not_an_absent_one),
+        T(a_trace_state_travels_and_has_a_bound),
         T(absent_texts_are_empty_strings),
         T(tokens_keep_all_columns),
         T(tokens_of_two_routers_do_not_fit_one_message),
