@@ -9,6 +9,7 @@
 #include "ctl/explain.h"
 #include "ctl/export_tokenizer.h"
 #include "ctl/get.h"
+#include "ctl/health.h"
 #include "ctl/make_model.h"
 #include "ctl/top.h"
 #include "ctl/version.h"
@@ -22,6 +23,7 @@ static const struct ctl_command commands[] = {
     {"describe request", "REQUEST", 1, &ctl_describe_request_program, ctl_describe_request},
     {"drain", "NODE", 1, &ctl_drain_program, ctl_drain},
     {"explain", "REQUEST", 1, &ctl_explain_program, ctl_explain},
+    {"health", "HOST:PORT", 1, &ctl_health_program, ctl_health},
     {"doctor", "", 0, &ctl_doctor_program, ctl_doctor},
     {"bench engine", "", 0, &ctl_bench_engine_program, ctl_bench_engine},
     {"export-tokenizer", "DIR", 1, &ctl_export_tokenizer_program, ctl_export_tokenizer},

@@ -129,7 +129,7 @@ enum td_api_node_state { /* numbers of NodeState */
 };
 
 struct td_api_node {
-    const char *name, *why, *epoch, *numerics;
+    const char *name, *why, *epoch, *numerics, *address, *version;
     enum td_role role;
     enum td_api_node_state state;
     uint32_t queued, running;

@@ -42,6 +42,8 @@ td_err td_api_node_encode(struct td_buf *out, const struct td_api_node *n)
     m.why = api_text(n->why);
     m.epoch = api_text(n->epoch);
     m.numerics = api_text(n->numerics);
+    m.address = api_text(n->address);
+    m.version = api_text(n->version);
     m.role = (API(NodeRole))n->role; /* the same numbers: asserted below */
     m.state = (API(NodeState))n->state;
     m.queued_requests = n->queued;

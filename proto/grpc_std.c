@@ -20,6 +20,26 @@ td_err td_pb_health_encode(struct td_buf *out, enum td_health status)
     return api_pack(&r.base, out);
 }
 
+td_err td_pb_health_ask_encode(struct td_buf *out, const char *service)
+{
+    HEALTH(HealthCheckRequest) r = GRPC__HEALTH__V1__HEALTH_CHECK_REQUEST__INIT;
+    r.service = api_text(service);
+    return api_pack(&r.base, out);
+}
+
+td_err td_pb_health_answer_decode(const uint8_t *data, size_t len, struct td_arena *arena,
+                                  enum td_health *out_status)
+{
+    ProtobufCMessage *m = NULL;
+    TD_TRY(api_unpack(&grpc__health__v1__health_check_response__descriptor, data, len, arena, &m));
+    int status = (int)((const HEALTH(HealthCheckResponse) *)(const void *)m)->status;
+    if (status < 0 || status > TD_HEALTH_SERVICE_UNKNOWN) {
+        return TD_ERR_BAD_REQUEST; /* protobuf-c lets any number through */
+    }
+    *out_status = (enum td_health)status;
+    return TD_OK;
+}
+
 #define ASK(name) GRPC__REFLECTION__V1__SERVER_REFLECTION_REQUEST__MESSAGE_REQUEST_##name
 
 td_err td_pb_reflect_decode(const uint8_t *data, size_t len, struct td_arena *arena,

@@ -22,6 +22,11 @@ td_err td_pb_health_decode(const uint8_t *data, size_t len, struct td_arena *are
                            const char **out_service) TD_MUST_CHECK;
 td_err td_pb_health_encode(struct td_buf *out, enum td_health status) TD_MUST_CHECK;
 
+/* The other way round, for a client. */
+td_err td_pb_health_ask_encode(struct td_buf *out, const char *service) TD_MUST_CHECK;
+td_err td_pb_health_answer_decode(const uint8_t *data, size_t len, struct td_arena *arena,
+                                  enum td_health *out_status) TD_MUST_CHECK;
+
 /* v1 and v1alpha are the same on the wire. */
 enum td_reflect_ask {
     TD_REFLECT_NOTHING,

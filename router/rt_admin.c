@@ -341,6 +341,7 @@ td_err rt__shell_drain_node(struct rt_shell *s, const char *name, const struct t
         return TD_ERR_NOT_FOUND;
     }
     struct rt_event ev = {.type = RT_EV_NODE_DRAIN, .node_epoch = n->epoch, .drain = d};
+    rt__event(s->grpc_admin, d->undo ? "node.undrain" : "node.drain", n->name, "", d->why);
     rt__shell_event(s, &ev, NULL);
     *out_node = n;
     return TD_OK;

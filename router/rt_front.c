@@ -16,6 +16,11 @@ static td_err front_create(const struct td_front_params *f, void **out_front)
                                 .admin_host = f->admin_host,
                                 .port = f->port,
                                 .admin_port = f->admin_port,
+                                .grpc_port = f->grpc_port,
+                                .grpc = f->grpc,
+                                .tls_cert = f->tls_cert,
+                                .tls_key = f->tls_key,
+                                .tls_client_ca = f->tls_client_ca,
                                 .api_key_file = f->api_key_file,
                                 .node_urls = &f->node_url,
                                 .n_node_urls = 1,
@@ -66,9 +71,22 @@ static uint16_t front_admin_port(const void *front)
     return rt_shell_admin_port(front);
 }
 
+static uint16_t front_grpc_port(const void *front)
+{
+    return rt_shell_grpc_port(front);
+}
+
+static void front_reload_tls(void *front)
+{
+    rt_shell_reload_tls(front);
+}
+
 const struct td_front_ops rt_front_ops = {.create = front_create,
                                           .destroy = front_destroy,
                                           .drain = front_drain,
                                           .idle = front_idle,
                                           .port = front_port,
-                                          .admin_port = front_admin_port};
+
+                                          .admin_port = front_admin_port,
+                                          .grpc_port = front_grpc_port,
+                                          .reload_tls = front_reload_tls};

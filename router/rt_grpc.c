@@ -201,10 +201,9 @@ static enum td_health as_health(bool serving)
     return serving ? TD_HEALTH_SERVING : TD_HEALTH_NOT_SERVING;
 }
 
-static enum td_health health_of(void *arg, const char *service)
+enum td_health rt__health(void *arg, const char *service)
 {
-    const struct rt_grpc *g = arg;
-    const struct rt_shell *s = g->shell;
+    const struct rt_shell *s = arg;
     const struct rt_nodes *ns = rt_core_nodes(s->core);
     static const char *const ready_names[] = {"", "readiness", "tandem.v1.Engine"};
     for (size_t i = 0; i < TD_COUNT(ready_names); i++) {
@@ -244,7 +243,7 @@ static td_err make_server(struct rt_grpc *g)
                                            .n_methods = TD_COUNT(engine_methods),
                                            .arg = g};
     td_grpc_server_add(g->server, &engine);
-    TD_TRY(td_grpc_health_create(sp->loop, health_of, g, &g->health));
+    TD_TRY(td_grpc_health_create(sp->loop, rt__health, g->shell, &g->health));
     td_grpc_health_add(g->health, g->server);
     return td_grpc_reflect_create(g->server, false, &g->reflect);
 }
@@ -287,6 +286,13 @@ void rt__grpc_drain(struct rt_grpc *g)
 uint32_t rt__grpc_busy(const struct rt_grpc *g)
 {
     return g->server != NULL ? td_h2_server_busy(td_grpc_server_h2(g->server)) : 0;
+}
+
+void rt__grpc_stats(const struct rt_grpc *g, struct td_h2_server_stats *out)
+{
+    if (g != NULL && g->server != NULL) {
+        td_h2_server_stats(td_grpc_server_h2(g->server), out);
+    }
 }
 
 uint16_t rt__grpc_port(const struct rt_grpc *g)

@@ -297,10 +297,12 @@ static void on_scrape(void *arg)
     scrape_spans(m);
     scrape_tls(m);
     set(m, F_STALLS, (double)td_loop_stalls(s->p.loop));
+    struct td_h2_server_stats grpc = {0};
     td_http_server_stats(s->http, &http);
-    set(m, F_CONNECTIONS, http.open);
-    set(m, F_HTTP_BYTES_IN, (double)http.request_bytes);
-    set(m, F_HTTP_BYTES_OUT, (double)http.response_bytes);
+    rt__grpc_stats(s->grpc, &grpc);
+    set(m, F_CONNECTIONS, http.open + grpc.open);
+    set(m, F_HTTP_BYTES_IN, (double)(http.request_bytes + grpc.request_bytes));
+    set(m, F_HTTP_BYTES_OUT, (double)(http.response_bytes + grpc.response_bytes));
     set(m, F_SLOW_READERS, (double)http.slow_readers);
     set(m, F_UPTIME, (double)(td_now_us() - s->started_us) * 1e-6);
 }

@@ -45,6 +45,15 @@ static void send_to_node(struct rt_shell *s, const struct rt_action *a)
     }
 }
 
+static void tell_end(struct rt_shell *s, const struct rt_action *a)
+{
+    struct rt_request_view v;
+    if ((a->err != TD_OK || a->attempts > 1) && rt_core_request(s->core, a->counter, &v)) {
+        rt__event(s->grpc_admin, a->err != TD_OK ? "request.failed" : "request.replayed", a->d_name,
+                  v.request_id, td_err_code(a->err));
+    }
+}
+
 static void give_token(struct rt_shell *s, const struct rt_action *a)
 {
     struct rt_probe *p = rt__probe_of(s, a);
@@ -61,6 +70,7 @@ static void give_end(struct rt_shell *s, const struct rt_action *a)
     if (p != NULL) {
         rt__probe_end(p, a);
     } else {
+        tell_end(s, a);
         rt__client_end(a);
     }
 }
@@ -219,11 +229,13 @@ static void on_up(void *arg, const struct td_link_peer *peer)
         set_expectation(s, &info);
     }
     struct rt_event ev = {.type = RT_EV_NODE_UP, .node_info = &info};
+    rt__event(s->grpc_admin, "node.up", info.name, "", "");
     rt__shell_event(s, &ev, NULL);
 }
 
 static void node_lost(struct rt_shell *s, uint64_t epoch)
 {
+    rt__event(s->grpc_admin, "node.lost", rt_nodes_name(rt_core_nodes(s->core), epoch), "", "");
     struct rt_event ev = {.type = RT_EV_NODE_LOST, .node_epoch = epoch};
     rt__shell_event(s, &ev, NULL);
 }
@@ -393,6 +405,7 @@ static td_err make_all(struct rt_shell *s)
     TD_TRY(make_tls(s));
     TD_TRY(make_http(s));
     TD_TRY(rt__grpc_create(s, &s->grpc));
+    TD_TRY(rt__grpc_admin_create(s, &s->grpc_admin));
     td_timer_set(s->sweep_timer, td_now_us() + SWEEP_US);
     return TD_OK;
 }
@@ -444,6 +457,7 @@ struct rt_shell *rt_shell_destroy(struct rt_shell *s)
     if (s == NULL) {
         return NULL;
     }
+    s->grpc_admin = rt__grpc_admin_destroy(s->grpc_admin);
     rt__grpc_destroy(s->grpc); /* its clients let go while everything else is still there */
     td_http_server_destroy(s->http);
     td_http_server_destroy(s->admin);

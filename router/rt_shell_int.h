@@ -6,6 +6,7 @@
 #define ROUTER_RT_SHELL_INT_H
 
 #include "common/base/ring.h"
+#include "common/io/grpc_admin.h"
 #include "common/io/grpc_server.h"
 #include "common/io/http_server.h"
 #include "common/io/link_fit.h"
@@ -24,6 +25,7 @@
 
 struct rt_client;
 struct rt_grpc;
+struct rt_grpc_admin;
 
 #define RT_MAX_PROBES 4
 struct rt_probe {
@@ -52,7 +54,8 @@ struct rt_shell {
     struct td_link_fit_at_router fit;
     struct td_http_server *http, *admin;
     struct rt_grpc *grpc;
-    struct td_tls *tls; /* NULL: cleartext */
+    struct rt_grpc_admin *grpc_admin; /* on the admin port */
+    struct td_tls *tls;               /* NULL: cleartext */
     struct td_timer *core_timer, *sweep_timer;
     struct rt_metrics *metrics;
     struct rt_history *history;
@@ -119,6 +122,18 @@ struct rt_grpc *rt__grpc_destroy(struct rt_grpc *g);
 void rt__grpc_drain(struct rt_grpc *g);
 uint32_t rt__grpc_busy(const struct rt_grpc *g);
 uint16_t rt__grpc_port(const struct rt_grpc *g);
+/* *out as it was when gRPC is off. */
+void rt__grpc_stats(const struct rt_grpc *g, struct td_h2_server_stats *out);
+
+/* What the router is to a prober: "" and "readiness", "liveness", "prefill", "decode". */
+enum td_health rt__health(void *arg, const char *service);
+
+/* rt_grpc_admin.c */
+td_err rt__grpc_admin_create(struct rt_shell *s, struct rt_grpc_admin **out_admin) TD_MUST_CHECK;
+struct rt_grpc_admin *rt__grpc_admin_destroy(struct rt_grpc_admin *a);
+/* Tells those who watch; strings may be "". a NULL: not there yet. */
+void rt__event(struct rt_grpc_admin *a, const char *kind, const char *node, const char *id,
+               const char *text);
 
 /* rt_http.c */
 void rt__http_public(void *arg, struct td_http_exchange *x);

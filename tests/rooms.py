@@ -59,9 +59,11 @@ PURE_SYSTEM = {"assert.h", "errno.h", "float.h", "inttypes.h", "limits.h", "math
 NO_TEST = {
     "router/rt_attempt.c": "part of rt_core, tested by rt_core_test",
     "router/rt_client.c": "part of rt_shell, tested by rt_shell_test",
+    "ctl/health.c": "asks a running process: tests/integration/grpc_test.py",
     "proto/api_pb.c": "the check in front of every message of api.h, tested by api_test",
     "router/rt_grpc.c": "part of rt_shell, tested with stock clients by tests/integration/grpc_test.py",
     "router/rt_probe.c": "part of rt_shell, tested by rt_admin_test",
+    "router/rt_grpc_admin.c": "part of rt_shell, tested with stock clients by tests/integration/grpc_test.py",
     "router/rt_http.c": "part of rt_shell, tested by rt_shell_test",
     "router/rt_front.c": "a table of rt_shell's functions; every test of --role both runs it",
 }

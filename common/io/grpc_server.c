@@ -66,16 +66,21 @@ static uint32_t head_of(const struct td_grpc_call *c, struct td_http_header out[
     return n;
 }
 
-td_err td_grpc_send(struct td_grpc_call *c, const void *message, size_t len)
+void td_grpc_start(struct td_grpc_call *c)
 {
     TD_REQUIRE(c->magic == CALL_MAGIC && !c->finished);
-    uint8_t prefix[TD_GRPC_PREFIX];
     struct td_http_header head[3];
     if (!c->started) {
         c->started = true;
         uint32_t n = head_of(c, head);
         td_h2_respond(c->stream, 200, head, n, false);
     }
+}
+
+td_err td_grpc_send(struct td_grpc_call *c, const void *message, size_t len)
+{
+    uint8_t prefix[TD_GRPC_PREFIX];
+    td_grpc_start(c);
     td_grpc_prefix(len, prefix);
     TD_TRY(td_h2_write(c->stream, prefix, sizeof prefix));
     return len > 0 ? td_h2_write(c->stream, message, len) : TD_OK;

@@ -68,6 +68,8 @@ void td_grpc_call_set_request_id(struct td_grpc_call *c, const char *id);
 const char *td_grpc_call_request_id(const struct td_grpc_call *c);
 /* It may stay open for ever: a drain does not wait for it. */
 void td_grpc_call_set_background(struct td_grpc_call *c);
+/* Sends the head now: a stream whose first message may be long in coming. */
+void td_grpc_start(struct td_grpc_call *c);
 /* Errors as of td_h2_write; `gone` follows in a later pass. */
 td_err td_grpc_send(struct td_grpc_call *c, const void *message, size_t len) TD_MUST_CHECK;
 /* text: for people, may be NULL. */

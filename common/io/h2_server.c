@@ -481,17 +481,16 @@ static int on_begin_headers(nghttp2_session *session, const nghttp2_frame *frame
     return 0;
 }
 
-static void take_header(struct td_h2_stream *s, const uint8_t *name, size_t name_len,
-                        const uint8_t *value, size_t value_len)
+static void take_header(struct td_h2_stream *s, nghttp2_vec name, nghttp2_vec value)
 {
     const struct td_h2_server_params *p = &s->conn->server->p;
     static const uint8_t zero = 0;
     uint32_t at = (uint32_t)s->head.len;
-    s->header_list += name_len + value_len + 32;
+    s->header_list += name.len + value.len + 32;
     bool fits = s->header_list <= p->max_header_list && s->n_at < TD_HTTP_MAX_HEADERS &&
-                td_buf_append(&s->head, name, name_len) == TD_OK &&
+                td_buf_append(&s->head, name.base, name.len) == TD_OK &&
                 td_buf_append(&s->head, &zero, 1) == TD_OK &&
-                td_buf_append(&s->head, value, value_len) == TD_OK &&
+                td_buf_append(&s->head, value.base, value.len) == TD_OK &&
                 td_buf_append(&s->head, &zero, 1) == TD_OK;
     if (!fits) {
         TD_LOG(INFO, "request refused by the guard", "peer=%s stream=%d text=\"headers too large\"",
@@ -504,16 +503,15 @@ static void take_header(struct td_h2_stream *s, const uint8_t *name, size_t name
     s->at[s->n_at++] = at;
 }
 
-static int on_header(nghttp2_session *session, const nghttp2_frame *frame, const uint8_t *name,
-                     size_t name_len, const uint8_t *value, size_t value_len, uint8_t flags,
-                     void *arg)
+static int on_header(nghttp2_session *session, const nghttp2_frame *frame, nghttp2_rcbuf *name,
+                     nghttp2_rcbuf *value, uint8_t flags, void *arg)
 {
     (void)flags;
     (void)arg;
     struct td_h2_stream *s = nghttp2_session_get_stream_user_data(session, frame->hd.stream_id);
     bool request = frame->hd.type == NGHTTP2_HEADERS && frame->headers.cat == NGHTTP2_HCAT_REQUEST;
     if (s != NULL && request && !s->refused) { /* a client's trailers tell us nothing */
-        take_header(s, name, name_len, value, value_len);
+        take_header(s, nghttp2_rcbuf_get_buf(name), nghttp2_rcbuf_get_buf(value));
     }
     return 0;
 }
@@ -839,7 +837,7 @@ static td_err make_nghttp2(struct td_h2_server *s)
     }
     nghttp2_session_callbacks *cb = s->callbacks;
     nghttp2_session_callbacks_set_on_begin_headers_callback(cb, on_begin_headers);
-    nghttp2_session_callbacks_set_on_header_callback(cb, on_header);
+    nghttp2_session_callbacks_set_on_header_callback2(cb, on_header);
     nghttp2_session_callbacks_set_on_frame_recv_callback(cb, on_frame);
     nghttp2_session_callbacks_set_on_begin_frame_callback(cb, on_frame_begin);
     nghttp2_session_callbacks_set_on_data_chunk_recv_callback(cb, on_data);
@@ -950,6 +948,7 @@ uint32_t td_h2_server_busy(const struct td_h2_server *s)
 {
     uint32_t n = 0;
     for (const struct conn *c = s->conns; c != NULL; c = c->next) {
+        n += evbuffer_get_length(output(c)) > 0 ? 1 : 0; /* the end of an answer may be in it */
         for (const struct td_h2_stream *st = c->streams; st != NULL; st = st->next) {
             n += st->background ? 0 : 1;
         }

@@ -76,7 +76,7 @@ uint16_t td_h2_server_port(const struct td_h2_server *s);
 /* No more connections; clients are told to go elsewhere (GOAWAY, twice, so that no request is lost on the way); what runs
  * goes on, then the connection closes. */
 void td_h2_server_drain(struct td_h2_server *s);
-/* Streams not over, without those in the background. */
+/* Streams not over, without those in the background, and connections with bytes still to be written. */
 uint32_t td_h2_server_busy(const struct td_h2_server *s);
 void td_h2_server_stats(const struct td_h2_server *s, struct td_h2_server_stats *out);
 

@@ -20,6 +20,7 @@
 #include "common/base/log.h"
 #include "common/base/mem.h"
 #include "common/io/acceptor.h"
+#include "common/io/h2_server.h"
 #include "common/io/tls.h"
 
 #define HC_MAGIC          0x48545031u
@@ -51,6 +52,7 @@ struct td_http_exchange {
     uint64_t sent_seen;     /* of them gone out, when last looked at */
     size_t body_bytes;      /* counted in the server's */
     bool unsent_seen;       /* something was waiting then */
+    bool heard, half;       /* something that is not HTTP/2; the beginning of its preface */
     bool keep_alive, head_only, sent_continue, processing;
     void (*gone)(void *arg);
     void *gone_arg;
@@ -60,6 +62,7 @@ struct td_http_exchange {
 struct td_http_server {
     struct td_http_server_params p;
     struct td_acceptor *acceptor; /* owned */
+    struct td_h2_server *h2;      /* borrowed; may be NULL */
     size_t body_bytes;            /* of requests not answered yet */
     struct td_http_exchange *conns, *dead;
     struct event *reaper; /* owned: frees dead connections outside of their callbacks */
@@ -125,7 +128,15 @@ static void unlink_conn(struct td_http_exchange *x)
     if (x->next != NULL) {
         x->next->prev = x->prev;
     }
-    td_acceptor_left(s->acceptor, &x->peer);
+}
+
+/* To be freed outside of its own callbacks. */
+static void bury(struct td_http_exchange *x)
+{
+    td_timer_set(x->timer, TD_NEVER);
+    x->next = x->server->dead;
+    x->server->dead = x;
+    event_active(x->server->reaper, EV_TIMEOUT, 0);
 }
 
 /* The body grew, or is gone. */
@@ -167,12 +178,10 @@ static void kill_conn(struct td_http_exchange *x)
     bool owed = x->state == HC_ANSWERING || x->state == HC_STREAMING;
     x->state = HC_DEAD;
     unlink_conn(x);
+    td_acceptor_left(x->server->acceptor, &x->peer);
     bufferevent_setcb(x->bev, NULL, NULL, NULL, NULL);
     (void)bufferevent_disable(x->bev, EV_READ | EV_WRITE);
-    td_timer_set(x->timer, TD_NEVER);
-    x->next = x->server->dead;
-    x->server->dead = x;
-    event_active(x->server->reaper, EV_TIMEOUT, 0);
+    bury(x);
     if (owed) {
         x->server->stats.gone++;
         if (x->gone != NULL) {
@@ -433,10 +442,48 @@ static void process_input(struct td_http_exchange *x)
     }
 }
 
+/* The connection lives on elsewhere; the object goes like any other. */
+static void hand_to_h2(struct td_http_exchange *x)
+{
+    struct td_http_server *s = x->server;
+    if (!td_h2_server_adopt(s->h2, x->bev, &x->peer, s->acceptor)) {
+        kill_conn(x);
+        return;
+    }
+    x->state = HC_DEAD;
+    x->bev = NULL;
+    unlink_conn(x);
+    bury(x);
+}
+
+/* True when these first bytes are HTTP/2's, or may yet be: no method that we know begins like them. */
+static bool speaks_h2(struct td_http_exchange *x)
+{
+    static const char preface[] = "PRI * HTTP/2.0\r\n";
+    char first[sizeof preface - 1];
+    ev_ssize_t n = x->server->h2 != NULL && !x->heard
+                       ? evbuffer_copyout(bufferevent_get_input(x->bev), first, sizeof first)
+                       : 0;
+    if (n <= 0 || memcmp(first, preface, (size_t)n) != 0) {
+        x->heard = true;
+        return false;
+    }
+    if ((size_t)n == sizeof first) {
+        hand_to_h2(x);
+    } else if (!x->half) { /* once: a dripping client runs into it */
+        x->half = true;
+        td_timer_set(x->timer, td_now_us() + x->server->p.head_deadline_us);
+    }
+    return true;
+}
+
 static void on_read(struct bufferevent *bev, void *arg)
 {
     (void)bev;
     struct td_http_exchange *x = arg;
+    if (x->state == HC_READING && speaks_h2(x)) {
+        return;
+    }
     if (x->state == HC_READING) {
         process_input(x);
     } else if (x->state == HC_FLUSHING || x->state == HC_LINGERING) {
@@ -603,6 +650,11 @@ struct td_http_server *td_http_server_destroy(struct td_http_server *s)
     td_acceptor_destroy(s->acceptor);
     free(s);
     return NULL;
+}
+
+void td_http_server_set_h2(struct td_http_server *s, struct td_h2_server *h2)
+{
+    s->h2 = h2;
 }
 
 uint16_t td_http_server_port(const struct td_http_server *s)

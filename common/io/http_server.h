@@ -23,6 +23,7 @@
 
 struct td_http_server;
 struct td_tls;
+struct td_h2_server;
 struct td_http_exchange; /* one request and its answer */
 
 struct td_http_server_stats {
@@ -59,6 +60,8 @@ td_err td_http_server_create(const struct td_http_server_params *p,
                              struct td_http_server **out_server) TD_MUST_CHECK;
 /* Closes every connection without further callbacks. */
 struct td_http_server *td_http_server_destroy(struct td_http_server *s);
+/* Connections that begin with HTTP/2's preface go to `h2` from now on; NULL: they are malformed requests. */
+void td_http_server_set_h2(struct td_http_server *s, struct td_h2_server *h2);
 uint16_t td_http_server_port(const struct td_http_server *s);
 /* Accepts no more connections and closes idle ones; answers in progress go on and then close. */
 void td_http_server_drain(struct td_http_server *s);

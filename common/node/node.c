@@ -266,7 +266,8 @@ static td_err make_admin(struct td_node *n)
     p.handler = nd__admin;
     p.arg = n;
     p.error_body = td_http_error_body;
-    return td_http_server_create(&p, &n->admin);
+    TD_TRY(td_http_server_create(&p, &n->admin));
+    return td_grpc_admin_create(n->p.loop, n->admin, nd__health, n, &n->grpc);
 }
 
 static td_err make_all(struct td_node *n)
@@ -329,6 +330,7 @@ struct td_node *td_node_destroy(struct td_node *n)
     if (n == NULL) {
         return NULL;
     }
+    td_grpc_admin_destroy(n->grpc);
     td_http_server_destroy(n->admin);
     td_link_nng_destroy(n->links);
     td_watch_destroy(n->xfer_watch);

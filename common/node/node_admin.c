@@ -112,3 +112,25 @@ void nd__admin(void *arg, struct td_http_exchange *x)
     }
     td_http_refuse(x, TD_ERR_NOT_FOUND, NULL, NULL, 1);
 }
+
+/* The probes of gRPC say what those of HTTP say: a node without a router is ready too. */
+enum td_health nd__health(void *arg, const char *service)
+{
+    const struct td_node *n = arg;
+    bool is_prefill = n->p.role_told != TD_ROLE_DECODE,
+         is_decode = n->p.role_told != TD_ROLE_PREFILL;
+    enum td_health ready = n->draining || n->held ? TD_HEALTH_NOT_SERVING : TD_HEALTH_SERVING;
+    if (strcmp(service, "liveness") == 0) {
+        return TD_HEALTH_SERVING; /* this line runs: the loop lives */
+    }
+    if (service[0] == 0 || strcmp(service, "readiness") == 0) {
+        return ready;
+    }
+    if (strcmp(service, "prefill") == 0) {
+        return is_prefill ? ready : TD_HEALTH_NOT_SERVING;
+    }
+    if (strcmp(service, "decode") == 0) {
+        return is_decode ? ready : TD_HEALTH_NOT_SERVING;
+    }
+    return TD_HEALTH_SERVICE_UNKNOWN;
+}

@@ -6,6 +6,7 @@
 
 #include "common/base/arena.h"
 #include "common/base/buf.h"
+#include "common/io/grpc_admin.h"
 #include "common/io/http_server.h"
 #include "common/io/link_fit.h"
 #include "common/io/link_nng.h"
@@ -36,6 +37,7 @@ struct td_node {
     struct td_link_fit_at_node fit;
     struct td_xfer *xfer; /* NULL without a data plane */
     struct td_http_server *admin;
+    struct td_grpc_admin *grpc; /* on the admin port */
     struct td_timer *core_timer, *state_timer;
     struct td_watch *engine_watch, *xfer_watch;
     struct nd_metrics *metrics;
@@ -64,6 +66,7 @@ void nd__state_publish(struct td_node *n);
 void nd__state_timer(void *arg);
 
 /* node_admin.c */
+enum td_health nd__health(void *arg, const char *service);
 void nd__admin(void *arg, struct td_http_exchange *x);
 
 #endif

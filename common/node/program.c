@@ -2,6 +2,7 @@
 #include "common/node/program.h"
 
 #include <inttypes.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,11 +26,12 @@ struct options {
     char *otlp_endpoint;
     double trace_ratio;
     struct td_str_list served_names;
-    int64_t admin_port, port, front_admin_port, max_model_len, max_seqs, max_queue, batched_tokens,
-        chunk, blocks, threads, device;
+    char *tls_cert, *tls_key, *tls_client_ca;
+    int64_t admin_port, port, grpc_port, front_admin_port, max_model_len, max_seqs, max_queue,
+        batched_tokens, chunk, blocks, threads, device;
     double drain_s, time_scale, budget_s, kv_memory_gib, gpu_share;
     int role, isa, log_level, log_format, backend;
-    bool trust_network, kv_checksum, vllm, deterministic;
+    bool trust_network, kv_checksum, grpc, vllm, deterministic;
 };
 
 #define OPT(n, t, d, u, lo, hi, ch, cls, h, f)                                                     \
@@ -102,6 +104,15 @@ static const struct td_opt opts[] = {
     OPT("host", STRING, "127.0.0.1", "address", 0, 0, NULL, BOOT,
         "--role both: where clients connect", host),
     OPT("port", INT, "8000", "", 0, 65535, NULL, BOOT, "--role both: HTTP port for clients", port),
+    OPT("grpc-port", INT, "8002", "", 0, 65535, NULL, BOOT,
+        "--role both: gRPC port for clients; 0 picks a free one", grpc_port),
+    OPT("grpc", BOOL, "true", "", 0, 0, NULL, BOOT, "--role both: serve gRPC to clients", grpc),
+    OPT("tls-cert", STRING, "", "path", 0, 0, NULL, BOOT, "--role both: see tandem-router --help",
+        tls_cert),
+    OPT("tls-key", STRING, "", "path", 0, 0, NULL, BOOT, "--role both: see tandem-router --help",
+        tls_key),
+    OPT("tls-client-ca", STRING, "", "path", 0, 0, NULL, BOOT,
+        "--role both: see tandem-router --help", tls_client_ca),
     OPT("router-admin-host", STRING, "127.0.0.1", "address", 0, 0, NULL, BOOT,
         "--role both: admin address of the front", front_admin_host),
     OPT("router-admin-port", INT, "8001", "", 0, 65535, NULL, BOOT,
@@ -147,6 +158,7 @@ struct app {
     struct td_node *node;
     void *front; /* --role both */
     struct td_drain *drain;
+    struct td_signal *hangup;
 };
 
 /* ---- drain ---- */
@@ -348,6 +360,11 @@ static td_err make_front(struct app *a)
                                 .max_model_len = (uint32_t)a->o.max_model_len,
                                 .port = (uint16_t)a->o.port,
                                 .admin_port = (uint16_t)a->o.front_admin_port,
+                                .grpc_port = (uint16_t)a->o.grpc_port,
+                                .grpc = a->o.grpc,
+                                .tls_cert = a->o.tls_cert,
+                                .tls_key = a->o.tls_key,
+                                .tls_client_ca = a->o.tls_client_ca,
                                 .keys = a->keys,
                                 .n_keys = a->n_keys,
                                 .time_scale = a->o.time_scale,
@@ -371,6 +388,8 @@ static td_err write_ports(const struct app *a)
     if (ok && a->front != NULL) {
         ok = fprintf(f, "http %u\nrouter-admin %u\n", a->prog->front->port(a->front),
                      a->prog->front->admin_port(a->front)) > 0;
+        uint16_t grpc = a->prog->front->grpc_port(a->front);
+        ok = ok && (grpc == 0 || fprintf(f, "grpc %u\n", grpc) > 0);
     }
     ok = f != NULL && fclose(f) == 0 && ok;
     if (!ok || rename(tmp, a->o.port_file) != 0) {
@@ -378,6 +397,14 @@ static td_err write_ports(const struct app *a)
         return TD_ERR_IO;
     }
     return TD_OK;
+}
+
+static void on_hangup(void *arg)
+{
+    struct app *a = arg;
+    if (a->front != NULL) {
+        a->prog->front->reload_tls(a->front);
+    }
 }
 
 static td_err run(struct app *a)
@@ -392,6 +419,7 @@ static td_err run(struct app *a)
     TD_TRY(make_front(a));
     TD_TRY(
         td_drain_create(a->loop, a->name, (int64_t)(a->o.drain_s * 1e6), &drain_ops, a, &a->drain));
+    TD_TRY(td_signal_create(a->loop, SIGHUP, on_hangup, a, &a->hangup));
     TD_TRY(write_ports(a));
     td_signals_let_through();
     td_loop_run(a->loop);
@@ -422,6 +450,7 @@ int td_node_program_main(const struct td_node_program *prog, int argc, char **ar
     td_node_destroy(a.node);
     td_otlp_destroy(a.otlp);
     td_drain_destroy(a.drain);
+    td_signal_destroy(a.hangup);
     td_loop_destroy(a.loop);
     if (a.engine != NULL) {
         a.engine->ops->destroy(a.engine);

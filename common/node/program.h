@@ -20,7 +20,9 @@ struct td_front_params {
     const char *name, *model_path, *chat_template, *host, *admin_host, *api_key_file, *node_url;
     const char *const *served_names;
     uint32_t n_served_names, max_model_len;
-    uint16_t port, admin_port;
+    uint16_t port, admin_port, grpc_port;
+    bool grpc;
+    const char *tls_cert, *tls_key, *tls_client_ca;
     const struct td_link_key *keys;
     uint32_t n_keys;
     double time_scale, budget_s;
@@ -36,6 +38,8 @@ struct td_front_ops {
     bool (*idle)(const void *front);
     uint16_t (*port)(const void *front);
     uint16_t (*admin_port)(const void *front);
+    uint16_t (*grpc_port)(const void *front); /* 0: off */
+    void (*reload_tls)(void *front);
 };
 
 struct td_node_program {

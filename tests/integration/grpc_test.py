@@ -21,7 +21,7 @@ import ssl  # noqa: E402
 import tempfile  # noqa: E402
 import threading  # noqa: E402
 
-from harness import (ROOT, SCRATCH, all_blocks_back, chat, cluster, run, tiny_model,  # noqa: E402
+from harness import (BUILD, ROOT, SCRATCH, Both, all_blocks_back, chat, cluster, run, tiny_model,  # noqa: E402
                      tokens_of, wait_for)
 
 STUBS = os.path.join(SCRATCH, "stubs")
@@ -95,9 +95,9 @@ def engine(ch):
     return rpc.EngineStub(ch)
 
 
-def ask(text="hello", n=8, **fields):
+def ask(text="hello", tokens=8, **fields):
     """A greedy GenerateRequest."""
-    sampling = dict({"temperature": 0, "max_tokens": n}, **fields.pop("sampling", {}))
+    sampling = dict({"temperature": 0, "max_tokens": tokens}, **fields.pop("sampling", {}))
     if "token_ids" in fields or "chat" in fields:
         return pb.GenerateRequest(sampling=pb.SamplingParams(**sampling), **fields)
     return pb.GenerateRequest(text=text, sampling=pb.SamplingParams(**sampling), **fields)
@@ -138,7 +138,7 @@ def test_the_same_request_gives_the_same_tokens_as_over_http():
             assert got.finish == pb.FINISH_REASON_LENGTH
             assert got.usage.completion_tokens == 24 and got.usage.prompt_tokens > 0
         want = chat(http, "hello", max_tokens=12).json()
-        got = Whole(engine(ch).Generate(ask(chat=user("hello"), n=12), timeout=WAIT))
+        got = Whole(engine(ch).Generate(ask(chat=user("hello"), tokens=12), timeout=WAIT))
         assert got.text == want["choices"][0]["message"]["content"], (got.text, want)
         assert got.usage.prompt_tokens == want["usage"]["prompt_tokens"]
 
@@ -148,7 +148,7 @@ def test_tokens_go_in_and_out_and_back_to_text():
         e = engine(ch)
         ids = list(e.Tokenize(pb.TokenizeRequest(text="hello world", add_special_tokens=True), timeout=WAIT).token_ids)
         by_text = Whole(e.Generate(ask("hello world", 6), timeout=WAIT))
-        by_ids = Whole(e.Generate(ask(token_ids=pb.TokenIds(ids=ids), n=6), timeout=WAIT))
+        by_ids = Whole(e.Generate(ask(token_ids=pb.TokenIds(ids=ids), tokens=6), timeout=WAIT))
         assert by_ids.ids == by_text.ids and by_ids.usage.prompt_tokens == len(ids)
         plain = list(e.Tokenize(pb.TokenizeRequest(text="hello world"), timeout=WAIT).token_ids)
         assert e.Detokenize(pb.DetokenizeRequest(token_ids=plain), timeout=WAIT).text == "hello world"
@@ -164,14 +164,45 @@ def test_choices_seeds_and_stops_work_as_over_http():
         again = list(e.Generate(ask("hello", 8, sampling=drawn), timeout=WAIT))
         strip = [[m.delta.token_ids for m in run_ if m.HasField("delta")] for run_ in (one, again)]
         assert strip[0] == strip[1]
-        request = ask("hello", 4)
-        request.n = 3
-        messages = list(e.Generate(request, timeout=WAIT))
+        messages = list(e.Generate(ask("hello", 4, n=3), timeout=WAIT))
         assert {m.delta.choice for m in messages if m.HasField("delta")} == {0, 1, 2}
         whole = Whole(e.Generate(ask("hello", 16), timeout=WAIT)).text
         stop = whole[3:6]
         got = Whole(e.Generate(ask("hello", 16, sampling={"stop": [stop]}), timeout=WAIT))
         assert got.text == whole[:whole.index(stop)] and got.finish == pb.FINISH_REASON_STOP
+
+
+def test_one_process_with_both_roles_serves_grpc_too():
+    with Both() as both, grpc.insecure_channel(f"127.0.0.1:{both.proc.port('grpc')}") as ch:
+        assert Whole(engine(ch).Generate(ask("hello", 6), timeout=WAIT)).ids == tokens_of(both.port, "hello", max_tokens=6)
+
+
+def test_the_routers_figures_count_grpc_like_http():
+    def figures():
+        m = shared().metrics(shared().router)
+
+        def total(name, label=""):
+            return sum(v for k, v in m.items() if k.split("{")[0] == name and label in k)
+
+        return (total("tandem_router_requests_total", 'code="200"'), total("tandem_router_response_bytes_total"),
+                total("tandem_router_connections"))
+
+    with channel() as ch:
+        list(engine(ch).Generate(ask("x", 2), timeout=WAIT))
+        requests, sent, _ = figures()
+        list(engine(ch).Generate(ask("x", 20), timeout=WAIT))
+        wait_for(lambda: figures()[0] == requests + 1, WAIT, "the request to be counted")
+        assert figures()[1] > sent + 200
+        assert figures()[2] >= 1
+
+
+def test_the_proto_files_compile_unchanged_for_other_languages():
+    public = [n for n in os.listdir(os.path.join(ROOT, "proto")) if n.endswith(".proto") and n != "wire.proto"]
+    plugins = ["cpp", "python"] + (["go"] if shutil.which("protoc-gen-go") else [])
+    for language in plugins:
+        folder = tempfile.mkdtemp(dir=SCRATCH)
+        subprocess.run(["protoc", "-I" + os.path.join(ROOT, "proto"), f"--{language}_out={folder}"] + public, check=True)
+        assert any(files for _, _, files in os.walk(folder)), language
 
 
 def test_every_documented_status_is_provoked():
@@ -265,7 +296,7 @@ def test_keys_are_checked_and_limited_like_over_http():
                 statuses.append(err.code())
                 assert int(dict(err.trailing_metadata())["grpc-retry-pushback-ms"]) > 0
         assert code.RESOURCE_EXHAUSTED in statuses and code.OK in statuses, statuses
-        running = e.Generate(ask("x", 1500), timeout=WAIT, metadata=a)
+        running = e.Generate(ask("x", 1900, n=8, sampling={"ignore_eos": True}), timeout=WAIT, metadata=a)
         first = next(running)
         cancel = pb.CancelRequest(id=first.id)
         assert not e.Cancel(cancel, timeout=WAIT, metadata=b).known  # another tenant's
@@ -323,6 +354,79 @@ def test_a_drain_finishes_what_runs_and_sends_new_calls_away():
         assert got[-1].usage.completion_tokens == 300
         stopped.join()
         assert cl.router.proc.returncode == 0
+
+
+def admin_channel(process):
+    return grpc.insecure_channel(f"127.0.0.1:{process.port('admin')}")
+
+
+def test_nodes_answer_health_and_reflection_on_their_admin_port():
+    with cluster() as cl:
+        for node, role, other in (("prefill-0", "prefill", "decode"), ("decode-0", "decode", "prefill")):
+            with admin_channel(cl.nodes[node]) as ch:
+                for service in ("", "readiness", "liveness", role):
+                    assert health(ch, service) == health_pb2.HealthCheckResponse.SERVING, (node, service)
+                assert health(ch, other) == health_pb2.HealthCheckResponse.NOT_SERVING
+                assert "grpc.health.v1.Health" in ProtoReflectionDescriptorDatabase(ch).get_services()
+                assert cl.blocks(cl.nodes[node])  # the same port still speaks HTTP
+        cl.router.kill()  # nodes do not need a router to be ready
+        with admin_channel(cl.nodes["decode-0"]) as ch:
+            assert health(ch, "readiness") == health_pb2.HealthCheckResponse.SERVING
+
+
+def test_tandemctl_asks_for_health_like_a_probe():
+    ctl = os.path.join(os.path.abspath(BUILD), "ctl", "tandemctl")
+
+    def ask_health(address, *args):
+        out = subprocess.run([ctl, "health", address] + list(args), capture_output=True, text=True, timeout=WAIT)
+        return out.returncode, out.stdout.strip()
+
+    for process, what in ((shared().router, "grpc"), (shared().router, "admin"), (shared().nodes["decode-0"], "admin")):
+        assert ask_health(f"127.0.0.1:{process.port(what)}") == (0, "SERVING"), what
+    node = f"localhost:{shared().nodes['prefill-0'].port('admin')}"
+    assert ask_health(node, "--service", "decode") == (1, "NOT_SERVING")
+    assert ask_health(node, "--service", "no.Such") == (1, "")
+    assert ask_health("127.0.0.1:1")[0] == 3 and ask_health("nonsense")[0] == 2
+    assert ask_health(f"127.0.0.1:{shared().router.port('http')}")[0] == 3  # no gRPC there
+
+
+def test_operators_see_explain_and_drain_on_the_admin_port_only():
+    with cluster(decode=2) as cl, admin_channel(cl.router) as ch, channel(cl) as public:
+        admin = rpc.AdminStub(ch)
+        assert status_of(lambda: rpc.AdminStub(public).ListNodes(pb.ListNodesRequest(), timeout=WAIT))[0] \
+            == grpc.StatusCode.UNIMPLEMENTED
+        nodes = {n.name: n for n in admin.ListNodes(pb.ListNodesRequest(), timeout=WAIT).nodes}
+        assert set(nodes) == {"prefill-0", "decode-0", "decode-1"}
+        assert nodes["prefill-0"].role == pb.NODE_ROLE_PREFILL and nodes["prefill-0"].state == pb.NODE_STATE_READY
+        assert nodes["decode-0"].blocks.free > 0 and len(nodes["decode-0"].epoch) == 16 and nodes["decode-0"].version
+        assert nodes["decode-0"].address.endswith(str(cl.nodes["decode-0"].port("admin"))), nodes["decode-0"].address
+        list(engine(public).Generate(ask("x", 4), timeout=WAIT, metadata=[("x-request-id", "explain-me")]))
+        told = admin.Explain(pb.ExplainRequest(id="explain-me"), timeout=WAIT)
+        assert [s.name for s in told.stages][:3] == ["router_queue", "prefill_queue", "prefill"], told
+        assert told.kv_bytes > 0 and told.attempts == 1 and not told.HasField("failure")
+        chosen = [c for c in told.candidates if c.chosen]
+        assert len(chosen) == 1 and not chosen[0].why_not and len(told.candidates) == 2
+        assert all(c.why_not for c in told.candidates if not c.chosen)
+        assert status_of(lambda: admin.Explain(pb.ExplainRequest(id="no"), timeout=WAIT))[0] == grpc.StatusCode.NOT_FOUND
+        assert status_of(lambda: admin.Drain(pb.DrainRequest(node="no"), timeout=WAIT))[0] == grpc.StatusCode.NOT_FOUND
+        assert status_of(lambda: admin.Drain(pb.DrainRequest(node="decode-0", limit_ms=10 ** 9), timeout=WAIT))[0] \
+            == grpc.StatusCode.INVALID_ARGUMENT
+        watch = admin.WatchEvents(pb.WatchEventsRequest(kinds=["node.drain", "node.lost"]))
+        watch.initial_metadata()  # it is watching from here on
+        admin.Drain(pb.DrainRequest(node="decode-0", why="test"), timeout=WAIT)
+        event = next(watch)
+        assert (event.kind, event.node, event.text) == ("node.drain", "decode-0", "test")
+
+        def state(name):
+            return {n.name: n.state for n in admin.ListNodes(pb.ListNodesRequest(), timeout=WAIT).nodes}.get(name)
+
+        assert state("decode-0") == pb.NODE_STATE_DRAINING
+        cl.nodes["decode-1"].kill()
+        event = next(watch)
+        assert (event.kind, event.node) == ("node.lost", "decode-1") and event.seq > 1
+        wait_for(lambda: state("decode-1") is None, WAIT, "the lost node to be gone from the list")
+        watch.cancel()
+        assert cl.router.stop() == 0
 
 
 def openssl(*args):
@@ -383,7 +487,7 @@ def test_tls_serves_both_ports_and_takes_a_renewed_certificate():
         want = https_chat(http_port, context)["choices"][0]["message"]["content"]
         root = grpc.ssl_channel_credentials(read(folder, "ca.pem"))
         with grpc.secure_channel(f"127.0.0.1:{grpc_port}", root) as ch, channel(cl) as plain:
-            assert Whole(engine(ch).Generate(ask(chat=user("hello"), n=4), timeout=WAIT)).text == want
+            assert Whole(engine(ch).Generate(ask(chat=user("hello"), tokens=4), timeout=WAIT)).text == want
             assert status_of(lambda: health(plain, ""))[0] == grpc.StatusCode.UNAVAILABLE
             running = engine(ch).Generate(ask("x", 400), timeout=WAIT)
             next(running)

@@ -59,6 +59,7 @@ class Both:
         self.proc = Process(folder, "both", [
             os.path.join(BUILD, "tandem-prefill"), "--role", "both", "--model", model or tiny_model(),
             "--served-model-name", "tiny", "--port", "0", "--admin-port", "0", "--router-admin-port", "0",
+            "--grpc-port", "0",
             "--threads", "1"] + list(args))
 
     def __enter__(self):

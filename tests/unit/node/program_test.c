@@ -52,12 +52,25 @@ static uint16_t front_admin_port(const void *front)
     return 4322;
 }
 
+static uint16_t front_grpc_port(const void *front)
+{
+    (void)front;
+    return 8002;
+}
+
+static void front_reload_tls(void *front)
+{
+    (void)front;
+}
+
 static const struct td_front_ops front_ops = {.create = front_create,
                                               .destroy = front_destroy,
                                               .drain = front_drain,
                                               .idle = front_idle,
                                               .port = front_port,
-                                              .admin_port = front_admin_port};
+                                              .admin_port = front_admin_port,
+                                              .grpc_port = front_grpc_port,
+                                              .reload_tls = front_reload_tls};
 
 static const struct td_node_program program = {.name = "tandem-test",
                                                .summary = "a node",

@@ -75,6 +75,15 @@ static void health_messages_go_both_ways(void **state)
     assert_string_equal(service, "a");
     assert_int_equal(td_pb_health_decode((const uint8_t *)"\x0a\2a", 3, arena, &service),
                      TD_ERR_BAD_REQUEST);
+    enum td_health status = TD_HEALTH_UNKNOWN;
+    assert_int_equal(td_pb_health_answer_decode((const uint8_t *)"\x08\2", 2, arena, &status),
+                     TD_OK);
+    assert_int_equal(status, TD_HEALTH_NOT_SERVING);
+    assert_int_equal(td_pb_health_answer_decode((const uint8_t *)"\x08\7", 2, arena, &status),
+                     TD_ERR_BAD_REQUEST);
+    assert_int_equal(td_pb_health_ask_encode(&out, "a"), TD_OK);
+    assert_memory_equal(out.data, "\x0a\1a", out.len);
+    td_buf_clear(&out);
     assert_int_equal(td_pb_health_encode(&out, TD_HEALTH_NOT_SERVING), TD_OK);
     assert_memory_equal(out.data, "\x08\2", out.len);
     td_buf_fini(&out);
