@@ -21,10 +21,15 @@ TK__INLINE __m512 kv16(const void *base, size_t at, bool f32)
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16));
 }
 
+/* How a call's inlined copies differ: constants, so that what is off costs nothing. */
+struct mode {
+    bool f32, window;
+};
+
 /* Where the visible tokens of vector v begin. */
-TK__INLINE uint32_t first_of(const struct tk_attn *a, uint32_t v)
+TK__INLINE uint32_t first_of(const struct tk_attn *a, struct mode mode, uint32_t v)
 {
-    return a->first != NULL ? a->first[v] : 0;
+    return mode.window ? a->first[v] : 0;
 }
 
 /* Scores of NV vectors from v0 against B blocks from b0. */
@@ -73,29 +78,29 @@ static void prefetch_blocks(const struct tk_attn *a, const void *const *blocks, 
     }
 }
 
-TK__INLINE void scores_group(const struct tk_attn *a, bool f32, int NV, uint32_t v0)
+TK__INLINE void scores_group(const struct tk_attn *a, struct mode mode, int NV, uint32_t v0)
 {
     uint32_t limit = 0, first = TK_CHUNK_TOK;
     for (int v = 0; v < NV; v++) {
-        uint32_t l = a->limit[v0 + (uint32_t)v], f = first_of(a, v0 + (uint32_t)v);
+        uint32_t l = a->limit[v0 + (uint32_t)v], f = first_of(a, mode, v0 + (uint32_t)v);
         limit = l > limit ? l : limit;
         first = f < first ? f : first;
     }
     uint32_t b = first / TK_BLOCK_TOK, n = (limit + TK_BLOCK_TOK - 1) / TK_BLOCK_TOK;
     if (NV <= 4) {
-        prefetch_blocks(a, a->k, b, 4, f32);
+        prefetch_blocks(a, a->k, b, 4, mode.f32);
         for (; b + 4 <= n; b += 4) {
-            prefetch_blocks(a, a->k, b + 4, 4, f32);
-            prefetch_blocks(a, a->v, b, 4, f32);
-            scores(a, f32, NV, 4, v0, b);
+            prefetch_blocks(a, a->k, b + 4, 4, mode.f32);
+            prefetch_blocks(a, a->v, b, 4, mode.f32);
+            scores(a, mode.f32, NV, 4, v0, b);
         }
-        prefetch_blocks(a, a->v, b, 4, f32);
+        prefetch_blocks(a, a->v, b, 4, mode.f32);
     }
     for (; b + 2 <= n; b += 2) {
-        scores(a, f32, NV, 2, v0, b);
+        scores(a, mode.f32, NV, 2, v0, b);
     }
     if (b < n) {
-        scores(a, f32, NV, 1, v0, b);
+        scores(a, mode.f32, NV, 1, v0, b);
     }
 }
 
@@ -105,13 +110,13 @@ TK__INLINE __mmask16 visible(uint32_t first, uint32_t n, uint32_t t)
     return first <= t ? lanes(n - t) : _kandn_mask16(lanes(first - t), lanes(n - t));
 }
 
-/* Scores become weights: m, l of one vector. */
-static void softmax(const struct tk_attn *a, uint32_t v)
+/* Scores become weights: m, l of one vector. Without windows `first` is the constant 0. */
+TK__INLINE void softmax(const struct tk_attn *a, uint32_t v, uint32_t first)
 {
     float *s = a->scratch + (size_t)v * TK_CHUNK_TOK;
     const __m512 worst = _mm512_set1_ps(-__builtin_inff());
     __m512 m = worst, sum = _mm512_setzero_ps();
-    uint32_t n = a->limit[v], first = first_of(a, v), t0 = first / TK_LANES * TK_LANES;
+    uint32_t n = a->limit[v], t0 = first / TK_LANES * TK_LANES;
     for (uint32_t t = t0; t < n; t += 16) {
         __mmask16 k = visible(first, n, t);
         m = _mm512_max_ps(m, _mm512_mask_loadu_ps(worst, k, s + t));
@@ -189,11 +194,11 @@ TK__INLINE void weigh_dims(const struct tk_attn *a, bool f32, int NV, uint32_t v
 
 /* Tokens that only some of NV vectors see already, those all see together, then what only some
  * still see. */
-TK__INLINE void weigh_group(const struct tk_attn *a, bool f32, int NV, uint32_t v0)
+TK__INLINE void weigh_group(const struct tk_attn *a, struct mode mode, int NV, uint32_t v0)
 {
     uint32_t common = TK_CHUNK_TOK, from = 0;
     for (int v = 0; v < NV; v++) {
-        uint32_t l = a->limit[v0 + (uint32_t)v], f = first_of(a, v0 + (uint32_t)v);
+        uint32_t l = a->limit[v0 + (uint32_t)v], f = first_of(a, mode, v0 + (uint32_t)v);
         common = l < common ? l : common;
         from = f > from ? f : from;
     }
@@ -201,67 +206,87 @@ TK__INLINE void weigh_group(const struct tk_attn *a, bool f32, int NV, uint32_t 
     memset(a->o + (size_t)v0 * a->head_dim, 0, (size_t)NV * a->head_dim * sizeof *a->o);
     for (int v = 0; from > 0 && v < NV; v++) {
         uint32_t l = a->limit[v0 + (uint32_t)v];
-        weigh_dims(a, f32, 1, v0 + (uint32_t)v, first_of(a, v0 + (uint32_t)v), l < from ? l : from);
+        weigh_dims(a, mode.f32, 1, v0 + (uint32_t)v, first_of(a, mode, v0 + (uint32_t)v),
+                   l < from ? l : from);
     }
-    weigh_dims(a, f32, NV, v0, from, common);
+    weigh_dims(a, mode.f32, NV, v0, from, common);
     for (int v = 0; v < NV; v++) {
-        weigh_dims(a, f32, 1, v0 + (uint32_t)v, common, a->limit[v0 + (uint32_t)v]);
+        weigh_dims(a, mode.f32, 1, v0 + (uint32_t)v, common, a->limit[v0 + (uint32_t)v]);
     }
 }
 
-TK__INLINE void all_scores(const struct tk_attn *a, bool f32)
+TK__INLINE void all_scores(const struct tk_attn *a, struct mode mode)
 {
     uint32_t v = 0;
     for (; v + 8 <= a->nq; v += 8) {
-        scores_group(a, f32, 8, v);
+        scores_group(a, mode, 8, v);
     }
     for (; v + 4 <= a->nq; v += 4) {
-        scores_group(a, f32, 4, v);
+        scores_group(a, mode, 4, v);
     }
     switch (a->nq - v) {
     case 3:
-        scores_group(a, f32, 3, v);
+        scores_group(a, mode, 3, v);
         break;
     case 2:
-        scores_group(a, f32, 2, v);
+        scores_group(a, mode, 2, v);
         break;
     case 1:
-        scores_group(a, f32, 1, v);
+        scores_group(a, mode, 1, v);
         break;
     default:
         break;
     }
 }
 
-TK__INLINE void all_weights(const struct tk_attn *a, bool f32)
+TK__INLINE void all_weights(const struct tk_attn *a, struct mode mode)
 {
     uint32_t v = 0;
     for (; v + 6 <= a->nq; v += 6) {
-        weigh_group(a, f32, 6, v);
+        weigh_group(a, mode, 6, v);
     }
     for (; v + 3 <= a->nq; v += 3) {
-        weigh_group(a, f32, 3, v);
+        weigh_group(a, mode, 3, v);
     }
     for (; v < a->nq; v++) {
-        weigh_group(a, f32, 1, v);
+        weigh_group(a, mode, 1, v);
     }
 }
 
-TK__INLINE void attn(const struct tk_attn *a, bool f32)
+TK__INLINE void attn(const struct tk_attn *a, struct mode mode)
 {
-    all_scores(a, f32);
+    all_scores(a, mode);
     for (uint32_t v = 0; v < a->nq; v++) {
-        softmax(a, v);
+        softmax(a, v, first_of(a, mode, v));
     }
-    all_weights(a, f32);
+    all_weights(a, mode);
+}
+
+/* Copies of their own, so that windows cost the others nothing. */
+__attribute__((noinline)) static void attn_window(const struct tk_attn *a)
+{
+    attn(a, (struct mode){false, true});
+}
+
+__attribute__((noinline)) static void attn_window_f32(const struct tk_attn *a)
+{
+    attn(a, (struct mode){true, true});
 }
 
 void tk__avx512_attn(const struct tk_attn *a)
 {
-    attn(a, false);
+    if (a->first != NULL) {
+        attn_window(a);
+        return;
+    }
+    attn(a, (struct mode){false, false});
 }
 
 void tk__avx512_attn_f32(const struct tk_attn *a)
 {
-    attn(a, true);
+    if (a->first != NULL) {
+        attn_window_f32(a);
+        return;
+    }
+    attn(a, (struct mode){true, false});
 }
