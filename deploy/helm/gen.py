@@ -132,7 +132,7 @@ def rows(schema, node, value, path):
         yield path, kind_of(node), default_of(value), node.get("description", "").replace("|", "\\|")
         return
     for key, child in props.items():
-        if path == "" and key in ("decode", "global"):
+        if path == "" and key in ("decode", "standalone", "global"):
             continue
         inner = value.get(key) if isinstance(value, dict) else None
         yield from rows(schema, child, inner, f"{path}.{key}" if path else key)
@@ -147,7 +147,8 @@ def readme(schema):
     with open(os.path.join(CHART, "values.yaml"), encoding="utf-8") as f:
         values = yaml.safe_load(f)
     with open(os.path.join(HERE, "README.head.md"), encoding="utf-8") as f:
-        out = [f.read().rstrip(), "", "## Values", "", "`decode` has the keys of `prefill`. Keys of `prefill.pools.NAME` and",
+        out = [f.read().rstrip(), "", "## Values", "", "`decode` and `standalone` have the keys of `prefill`.",
+               "Keys of `prefill.pools.NAME` and",
                "`decode.pools.NAME` are those of `prefill`, without `pools`.", "",
                "| key | type | default | meaning |", "|---|---|---|---|"]
     out += [f"| `{p}` | {k} | {d} | {t} |" for p, k, d, t in rows(schema, schema, values, "")]

@@ -191,6 +191,7 @@ REFUSED = [
     (["model.image.reference=x"], r"model: name exactly one source.*model.volume, model.image.reference"),
     (["prefill.enabled=false"], r"prefill: no pool is enabled"),
     (["auth.enabled=true"], r"auth: name auth.existingSecret, or list auth.keys"),
+    (["standalone.enabled=true", "kv.transport=rdma"], r"standalone.enabled: .* move no KV"),
     (["tls.enabled=true"], r"tls: name tls.existingSecret .* or enable tls.certManager"),
     (["tls.mode=both"], r"tls.mode'?: .*server.*mutual"),
     (["tracing.enabled=true"], r"tracing.endpoint: name the collector"),
@@ -257,7 +258,7 @@ def test_the_commands_of_the_operations_page_work():
     helm_lines, ctl_lines = commands("operations.md")
     assert len(helm_lines) >= 8 and len(ctl_lines) >= 5
     for words in helm_lines:
-        assert words[2] == "smol" and words[3] == "deploy/helm/tandem", words
+        assert words[2] in ("smol", "qwen") and words[3] == "deploy/helm/tandem", words
         rest = [w for w in words[4:] if w not in ("--create-namespace", "--reuse-values")]
         for helm in HELMS:
             call([helm, "template", "smol", CHART, *CLAIM, *rest])
@@ -362,7 +363,7 @@ def test_notes_say_how_to_ask_and_warn():
                           "--kube-apiserver", url, *CLAIM],
                          KUBECONFIG="/dev/null", NO_PROXY="127.0.0.1").split("NOTES:")[1]
         assert "service/t-tandem 8000:8000" in notes and '"model":"default"' in notes, notes
-        assert "WARNING: auth.enabled=false" in notes, notes
+        assert "WARNING: auth.enabled=false" in notes and "GPU" not in notes, notes
 
 
 def test_rules_and_dashboards_are_their_files():

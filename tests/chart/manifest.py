@@ -1,7 +1,8 @@
 """Rendered manifests: what is in them, and their pods as local processes.
 
 A pod's container runs with its own command, arguments and environment. What differs from a cluster is a mapping: the pod's
-address is one of 127.0.0.0/8, a Service's name becomes its pods' addresses, eth0 is lo, and a mounted path is a folder.
+address is one of 127.0.0.0/8, a Service's name becomes its pods' addresses, eth0 is lo, a GPU is the processor, and a mounted
+path is a folder.
 Standard library and PyYAML.
 """
 import base64
@@ -64,7 +65,8 @@ class Workload:
         self.spec = self.template["spec"]
         self.container = next(c for c in self.spec["containers"] if c["name"] == "tandem")
         self.program = self.container["command"][0]
-        self.is_router = self.labels["app.kubernetes.io/component"] == "router"
+        self.component = self.labels["app.kubernetes.io/component"]
+        self.is_router = self.component == "router"
 
     @classmethod
     def of_pod(cls, manifest, pod):
@@ -156,7 +158,7 @@ class LocalPods:
         """One argument, or several where a Service's name stands for several pods."""
         paths = "|".join(re.escape(p) for p in sorted(mounts, key=len, reverse=True))
         arg = re.sub(rf"(^|=)({paths})(?=/|$)", lambda m: m.group(1) + mounts[m.group(2)], arg)
-        arg = arg.replace("--kv-device=eth0", "--kv-device=lo")
+        arg = arg.replace("--kv-device=eth0", "--kv-device=lo").replace("--backend=cuda", "--backend=cpu")
         m = re.match(r"--node=tcp://([a-z0-9.-]+):(\d+)$", arg)
         if m:
             return [f"--node=tcp://{a}:{m.group(2)}" for a in self.service_addresses(m.group(1))]

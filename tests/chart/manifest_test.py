@@ -93,13 +93,13 @@ def test_every_flag_and_variable_is_accepted_by_the_program():
         argv, env, _ = pods.command(w)
         config_of(argv, env, "--check-config")
         help_text = config_of(argv[:1], {}, "--help")
-        if w.is_router:  # a router's pod is where an operator runs tandemctl
+        if w.component != "node":  # a router's pod is where an operator runs tandemctl
             help_text += config_of([os.path.join(BUILD, "ctl", "tandemctl"), "get", "nodes"], {}, "--help")
         for variable in env:
             if variable.startswith("TANDEM_"):
                 assert f"--{variable[7:].lower().replace('_', '-')} " in help_text, (name, w.name, variable)
         n += 1
-    assert n >= 15, n
+    assert n >= 14, n
 
 
 def test_an_unknown_flag_would_be_noticed():
@@ -122,8 +122,12 @@ def test_ports_of_containers_are_those_the_programs_listen_on():
             assert told["grpc"] == ("true" if "grpc" in ports else "false"), (name, w.name)
             assert "grpc" not in ports or ports["grpc"] == int(told["grpc-port"]), (name, w.name)
         else:
-            assert ports["ctrl"] == int(told["listen"].rsplit(":", 1)[1]), (name, w.name)
-            assert told["role"] == w.labels["tandem/starts-as"], (name, w.name)
+            starts_as = w.labels["tandem/starts-as"]
+            assert told["role"] == ("both" if starts_as == "standalone" else starts_as), (name, w.name)
+            if w.component == "node":
+                assert ports["ctrl"] == int(told["listen"].rsplit(":", 1)[1]), (name, w.name)
+            else:
+                assert (ports["http"], ports["front"]) == (int(told["port"]), int(told["router-admin-port"])), (name, w.name)
         assert told["admin-host"] == pods.addresses[w.name], "probes come to the pod's address"
 
 
@@ -151,7 +155,7 @@ def test_selectors_find_pods_and_names_of_ports_resolve():
             assert len(found) == 1 and found[0]["spec"]["ports"][0]["name"] == doc["spec"]["endpoints"][0]["port"], name
         for doc in m.of("PodMonitor"):
             found = m.selected(doc["spec"]["selector"]["matchLabels"])
-            assert {w.labels["tandem/starts-as"] for w in found} == {"prefill", "decode"}, name
+            assert {w.name for w in found} == {w.name for w in m.workloads() if not w.is_router}, name
             assert all(doc["spec"]["podMetricsEndpoints"][0]["port"] in w.ports() for w in found), name
 
 
@@ -259,6 +263,24 @@ def helm_test(p, **change):
         script = script.replace(path + "/", local + "/")
     env.update(CURL_HOME=folder, no_proxy="*")
     return subprocess.run(test["command"] + [script], env=dict(os.environ, **env), capture_output=True, text=True, timeout=120)
+
+
+def test_a_node_that_serves_alone_passes_its_probes_and_the_helm_test():
+    m = GOLDEN["gpu"]
+    w, = m.workloads()
+    assert "--backend=cuda" in w.container["args"] and w.container["resources"]["limits"]["nvidia.com/gpu"] == "1"
+    p = LocalPods(m, BUILD, tempfile.mkdtemp(dir=SCRATCH), tiny_model())
+    p.addresses[w.name] = f"127.3.{os.getpid() % 250}.1"
+    atexit.register(p.stop)
+    p.start(w)
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        answers(p, w, probe)
+    done = helm_test(p)
+    assert done.returncode == 0 and "a chat request is answered" in done.stdout, (done.stdout, done.stderr)
+    allowed = allowed_ports(m, w)
+    for host, port in listening(p.processes[w.name].pid):
+        assert any(lo <= port <= hi for lo, hi in allowed) or host == "127.0.0.1", f"{host}:{port}"
+    assert set(p.stop().values()) == {0}
 
 
 def test_with_tls_and_keys_only_callers_with_certificate_and_key_are_served():

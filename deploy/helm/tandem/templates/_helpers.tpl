@@ -106,9 +106,9 @@ annotations:
 {{/* JSON list of {role, name, v}: every pool of both roles with its effective values. */}}
 {{- define "tandem.pools" -}}
 {{- $out := list -}}
-{{- range $role := list "prefill" "decode" -}}
+{{- range $role := list "prefill" "decode" "standalone" -}}
 {{- $base := index $.Values $role -}}
-{{- if $base.enabled -}}
+{{- if and $base.enabled (eq $.Values.standalone.enabled (eq $role "standalone")) -}}
 {{- if $base.pools -}}
 {{- range $name := keys $base.pools | sortAlpha -}}
 {{- $over := index $base.pools $name | default dict -}}
@@ -128,16 +128,29 @@ annotations:
 {{/* JSON list of all workloads: the pools and the router. */}}
 {{- define "tandem.workloads" -}}
 {{- $out := include "tandem.pools" . | fromJsonArray -}}
-{{- if .Values.router.enabled -}}
+{{- if include "tandem.hasRouter" . -}}
 {{- $out = append $out (dict "role" "router" "name" "router" "v" .Values.router) -}}
 {{- end -}}
 {{- toJson $out -}}
 {{- end -}}
 
-{{/* Labels that tell a workload's pods: (dict "root" $ "w" WORKLOAD). component is router or node. */}}
+{{- define "tandem.hasRouter" -}}
+{{- if and .Values.router.enabled (not .Values.standalone.enabled) }}true{{ end -}}
+{{- end -}}
+
+{{/* Who answers clients: component of the pods behind the clients' Service; empty when nobody does. */}}
+{{- define "tandem.front" -}}
+{{- if .Values.standalone.enabled }}standalone{{ else if .Values.router.enabled }}router{{ end -}}
+{{- end -}}
+
+{{- define "tandem.component" -}}
+{{- if has .role (list "router" "standalone") }}{{ .role }}{{ else }}node{{ end -}}
+{{- end -}}
+
+{{/* Labels that tell a workload's pods: (dict "root" $ "w" WORKLOAD). component is router, node or standalone. */}}
 {{- define "tandem.podSelector" -}}
 {{ include "tandem.selector" .root }}
-app.kubernetes.io/component: {{ ternary "router" "node" (eq .w.role "router") }}
+app.kubernetes.io/component: {{ include "tandem.component" .w }}
 tandem/pool: {{ .w.name }}
 {{- end -}}
 

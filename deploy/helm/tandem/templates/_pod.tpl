@@ -56,6 +56,36 @@
 {{- sub (sub (int .terminationGracePeriodSeconds) (int .preStopSeconds)) 10 -}}
 {{- end -}}
 
+{{/* A node with the API in front: two admin ports, its own and the front's. */}}
+{{- define "tandem.args.standalone" -}}
+{{- $root := .root -}}
+- --role=both
+- --name=$(POD_NAME)
+- --host=$(POD_IP)
+- --port={{ $root.Values.ports.http }}
+- --admin-host=$(POD_IP)
+- --admin-port={{ $root.Values.ports.nodeAdmin }}
+- --router-admin-host=$(POD_IP)
+- --router-admin-port={{ $root.Values.ports.routerAdmin }}
+{{- if $root.Values.tracing.enabled }}
+- --trace-sample-ratio={{ $root.Values.tracing.sampleRatio }}
+{{- end }}
+{{- if $root.Values.auth.enabled }}
+- --api-key-file=/etc/tandem/auth/{{ $root.Values.auth.key }}
+{{- end }}
+{{- if $root.Values.model.chatTemplate }}
+- --chat-template=/etc/tandem/template/chat.jinja
+{{- end }}
+{{- end -}}
+
+{{- define "tandem.usesGpu" -}}
+{{- if and (ne .role "router") (or (gt (int .v.gpu.count) 0) .v.gpu.dra.enabled) }}true{{ end -}}
+{{- end -}}
+
+{{- define "tandem.program" -}}
+{{- if eq .role "standalone" }}tandem-decode{{ else }}tandem-{{ .role }}{{ end -}}
+{{- end -}}
+
 {{- define "tandem.args" -}}
 {{- $values := .root.Values -}}
 - --model={{ $values.model.mountPath }}/{{ $values.model.path }}
@@ -63,7 +93,10 @@
 - {{ printf "--served-model-name=%s" . | quote }}
 {{- end }}
 - --cluster-key-file=/etc/tandem/cluster/{{ $values.clusterSecret.key }}
-{{ if eq .w.role "router" }}{{ include "tandem.args.router" . }}{{ else }}{{ include "tandem.args.node" . }}{{ end }}
+{{ include (printf "tandem.args.%s" (ternary .w.role "node" (has .w.role (list "router" "standalone")))) . }}
+{{- if include "tandem.usesGpu" .w }}
+- --backend=cuda
+{{- end }}
 {{- if $values.tracing.enabled }}
 - --otlp-endpoint={{ $values.tracing.endpoint }}
 {{- end }}
@@ -81,10 +114,11 @@
   valueFrom: {fieldRef: {fieldPath: metadata.name}}
 - name: POD_IP
   valueFrom: {fieldRef: {fieldPath: status.podIP}}
-{{- if eq .w.role "router" }}
+{{- if ne (include "tandem.component" .w) "node" }}
 - name: TANDEM_ROUTER
   value: http://{{ include "tandem.podIpInUrl" .root }}:{{ .root.Values.ports.routerAdmin }}
-{{- else }}
+{{- end }}
+{{- if ne .w.role "router" }}
 {{- if not (hasKey $v.config "threads") }}
 {{- $requests := (($v.resources | default dict).requests | default dict) }}
 {{- $limits := (($v.resources | default dict).limits | default dict) }}
@@ -119,7 +153,7 @@
 {{- if .w.v.strategy -}}
 {{- toYaml .w.v.strategy -}}
 {{- else -}}
-{{- $scarce := and (ne .w.role "router") (or (gt (int (.w.v.gpu | default (dict "count" 0)).count) 0) ((.w.v.gpu | default dict).dra | default dict).enabled) -}}
+{{- $scarce := eq (include "tandem.usesGpu" .w) "true" -}}
 type: RollingUpdate
 rollingUpdate:
   maxSurge: {{ ternary 0 1 $scarce }}
@@ -142,7 +176,7 @@ rollingUpdate:
 {{- end -}}
 
 {{- define "tandem.probe" -}}
-httpGet: {path: {{ .path }}, port: admin}
+httpGet: {path: {{ .path }}, port: {{ .port | default "admin" }}}
 {{ toYaml .timing }}
 {{- end -}}
 
@@ -150,7 +184,7 @@ httpGet: {path: {{ .path }}, port: admin}
 {{- $values := .root.Values -}}
 - {name: model, mountPath: {{ $values.model.mountPath }}, readOnly: true}
 - {name: cluster, mountPath: /etc/tandem/cluster, readOnly: true}
-{{- if eq .w.role "router" }}
+{{- if ne (include "tandem.component" .w) "node" }}
 {{- if $values.tls.enabled }}
 - {name: tls, mountPath: /etc/tandem/tls, readOnly: true}
 {{- if eq $values.tls.mode "mutual" }}
@@ -163,7 +197,8 @@ httpGet: {path: {{ .path }}, port: admin}
 {{- if $values.model.chatTemplate }}
 - {name: template, mountPath: /etc/tandem/template, readOnly: true}
 {{- end }}
-{{- else }}
+{{- end }}
+{{- if ne .w.role "router" }}
 - {name: shm, mountPath: /dev/shm}
 {{- end }}
 - {name: tmp, mountPath: /tmp}
@@ -178,7 +213,7 @@ httpGet: {path: {{ .path }}, port: admin}
   {{- include "tandem.modelVolume" .root | nindent 2 }}
 - name: cluster
   secret: {secretName: {{ include "tandem.clusterSecretName" .root }}, defaultMode: 0440}
-{{- if eq .w.role "router" }}
+{{- if ne (include "tandem.component" .w) "node" }}
 {{- if $values.tls.enabled }}
 - name: tls
   secret: {secretName: {{ include "tandem.tlsSecretName" .root }}, defaultMode: 0440}
@@ -195,7 +230,8 @@ httpGet: {path: {{ .path }}, port: admin}
 - name: template
   configMap: {name: {{ include "tandem.fullname" .root }}-template}
 {{- end }}
-{{- else }}
+{{- end }}
+{{- if ne .w.role "router" }}
 - name: shm
   emptyDir: {medium: Memory, sizeLimit: {{ .w.v.shm.sizeLimit }}}
 {{- end }}
@@ -222,7 +258,7 @@ httpGet: {path: {{ .path }}, port: admin}
 name: tandem
 image: {{ include "tandem.image" (dict "root" .root "image" $w.v.image) }}
 imagePullPolicy: {{ include "tandem.pullPolicy" (dict "root" .root "image" $w.v.image) }}
-command: [tandem-{{ $w.role }}]
+command: [{{ include "tandem.program" $w }}]
 args:
   {{- include "tandem.args" . | nindent 2 }}
 env:
@@ -234,6 +270,10 @@ ports:
   - {name: grpc, containerPort: {{ $ports.grpc }}, protocol: TCP}
   {{- end }}
   - {name: admin, containerPort: {{ $ports.routerAdmin }}, protocol: TCP}
+{{- else if eq $w.role "standalone" }}
+  - {name: http, containerPort: {{ $ports.http }}, protocol: TCP}
+  - {name: front, containerPort: {{ $ports.routerAdmin }}, protocol: TCP}
+  - {name: admin, containerPort: {{ $ports.nodeAdmin }}, protocol: TCP}
 {{- else }}
   - {name: admin, containerPort: {{ $ports.nodeAdmin }}, protocol: TCP}
   - {name: ctrl, containerPort: {{ $ports.control }}, protocol: TCP}
@@ -241,7 +281,7 @@ ports:
 startupProbe:
   {{- include "tandem.probe" (dict "path" "/startupz" "timing" $w.v.probes.startup) | nindent 2 }}
 readinessProbe:
-  {{- include "tandem.probe" (dict "path" "/readyz" "timing" $w.v.probes.readiness) | nindent 2 }}
+  {{- include "tandem.probe" (dict "path" "/readyz" "port" (ternary "front" "admin" (eq $w.role "standalone")) "timing" $w.v.probes.readiness) | nindent 2 }}
 livenessProbe:
   {{- include "tandem.probe" (dict "path" "/livez" "timing" $w.v.probes.liveness) | nindent 2 }}
 {{- if gt (int $w.v.preStopSeconds) 0 }}
@@ -260,7 +300,7 @@ volumeMounts:
 {{- define "tandem.affinity" -}}
 {{- $a := deepCopy (.w.v.affinity | default dict) -}}
 {{- $pairing := .w.v.pairing | default (dict "mode" "none") -}}
-{{- if ne $pairing.mode "none" -}}
+{{- if and (ne $pairing.mode "none") (ne .w.role "standalone") -}}
 {{- $term := dict "topologyKey" $pairing.topologyKey "labelSelector" (dict "matchLabels" (merge (dict "app.kubernetes.io/component" "node") (include "tandem.selector" .root | fromYaml))) -}}
 {{- $pod := $a.podAffinity | default dict -}}
 {{- if eq $pairing.mode "required" -}}
@@ -349,7 +389,7 @@ tolerations:
 metadata:
   labels:
     {{- include "tandem.labels" .root | nindent 4 }}
-    app.kubernetes.io/component: {{ ternary "router" "node" (eq .w.role "router") }}
+    app.kubernetes.io/component: {{ include "tandem.component" .w }}
     tandem/pool: {{ .w.name }}
     tandem/starts-as: {{ .w.role }}
     {{- with .w.v.podLabels }}
@@ -359,7 +399,7 @@ metadata:
     kubectl.kubernetes.io/default-container: tandem
     {{- /* The generated keys differ at every render, their names do not: a rotation restarts the pods, an upgrade does not. */}}
     tandem/cluster-keys: {{ join "." .root.Values.clusterSecret.keyIds }}
-    {{- if eq .w.role "router" }}
+    {{- if ne (include "tandem.component" .w) "node" }}
     tandem/config: {{ toJson (list .root.Values.auth.keys .root.Values.model.chatTemplate) | sha256sum | trunc 16 | quote }}
     {{- end }}
     {{- with merge (dict) .w.v.podAnnotations .root.Values.commonAnnotations }}

@@ -13,11 +13,14 @@
 {{- if and $v.model.fetch.uri (empty $v.model.fetch.files) }}{{ fail "model.fetch.files: name each file with its sha256" }}{{ end -}}
 {{- $roles := dict -}}
 {{- range $pools }}{{ $_ := set $roles .role true }}{{ end -}}
-{{- range list "prefill" "decode" -}}
+{{- if and $v.standalone.enabled (or $v.tls.enabled (ne $v.kv.transport "tcp")) -}}
+{{- fail "standalone.enabled: nodes that serve alone have no TLS of their own and move no KV; put TLS in front (router.ingress) and leave kv.transport alone" -}}
+{{- end -}}
+{{- range ternary (list "standalone") (list "prefill" "decode") $v.standalone.enabled -}}
 {{- if not (hasKey $roles .) }}{{ fail (printf "%s: no pool is enabled; a router needs at least one prefill pool and one decode pool" .) }}{{ end -}}
 {{- end -}}
 {{- if gt (len $pools) 16 }}{{ fail "prefill.pools, decode.pools: a router follows at most 16 pools" }}{{ end -}}
-{{- if and (eq $v.kv.transport "tcp") (not $v.networkPolicy.enabled) -}}
+{{- if and (eq $v.kv.transport "tcp") (not $v.networkPolicy.enabled) (not $v.standalone.enabled) -}}
 {{- fail "kv.transport=tcp needs networkPolicy.enabled=true: whoever reaches a UCX TCP port can write the node's memory (docs/threat-model.md). Keep the policy, or use kv.transport=rdma" -}}
 {{- end -}}
 {{- if gt (int $v.kv.firstPort) (int $v.kv.lastPort) }}{{ fail "kv.firstPort: must not be above kv.lastPort" }}{{ end -}}
