@@ -146,12 +146,14 @@ static enum ctl_exit run_command(const struct ctl_command *c, int argc, char **a
     for (int i = 0; i < argc; i++) {
         split_one(c->program, argc, argv, &i, &s);
     }
-    TD_CLEANUP(td_freep) void *options = td_zalloc(1, c->program->struct_bytes);
+    struct td_program program = *c->program;
+    program.args = c->args;
+    TD_CLEANUP(td_freep) void *options = td_zalloc(1, program.struct_bytes);
     if (options == NULL) {
         ctl_say("out of memory");
         return CTL_FAILED;
     }
-    enum td_config_outcome how = td_config_load(c->program, s.n_flags, s.flags, options);
+    enum td_config_outcome how = td_config_load(&program, s.n_flags, s.flags, options);
     if (how != TD_CONFIG_RUN) {
         for (int i = 1; how == TD_CONFIG_EXIT_OK && i < s.n_flags; i++) {
             if (strcmp(s.flags[i], "--help") == 0 || strcmp(s.flags[i], "-h") == 0) {

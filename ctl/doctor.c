@@ -61,8 +61,8 @@ const struct td_program ctl_doctor_program = {
 
 static void check_ports(struct ctl_report *r, const struct options *o)
 {
-    static const char *const usual[] = {"127.0.0.1:8000", "127.0.0.1:8001", "127.0.0.1:8100",
-                                        "127.0.0.1:8101"};
+    static const char *const usual[] = {"127.0.0.1:8000", "127.0.0.1:8001", "127.0.0.1:8002",
+                                        "127.0.0.1:8100", "127.0.0.1:8101"};
     for (uint32_t i = 0; i < o->listen.count; i++) {
         ctl_doctor_port(r, o->listen.items[i], true);
     }

@@ -133,11 +133,13 @@ static int64_t works_on(const json_t *node)
     return running + queued > ours ? running + queued : ours;
 }
 
-static void say_state(const char *name, const json_t *node, FILE *out)
+void ctl_drain_say(const char *name, const json_t *node, bool undrain, FILE *out)
 {
     ctl_print_clean(name, out);
     if (node == NULL) {
         (void)fputs(" has gone\n", out);
+    } else if (undrain && !ctl_drain_done(node, true)) {
+        (void)fputs(" was asked to serve again\n", out); /* it has not answered yet, or cannot */
     } else if (json_is_true(json_object_get(node, "drained"))) {
         (void)fputs(" is drained: nothing runs there\n", out);
     } else if (json_is_true(json_object_get(node, "draining"))) {
@@ -155,7 +157,7 @@ static enum ctl_exit show(const struct options *o, const char *name, const json_
         const json_t *v = node != NULL ? node : null;
         err = o->format == CTL_JSON ? ctl_json_print(v, stdout) : ctl_yaml_print(v, stdout);
     } else {
-        say_state(name, node, stdout);
+        ctl_drain_say(name, node, o->undrain, stdout);
     }
     return err == TD_OK && fflush(stdout) == 0 ? CTL_OK : CTL_FAILED;
 }

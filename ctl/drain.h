@@ -8,6 +8,7 @@
 #define CTL_DRAIN_H
 
 #include <jansson.h>
+#include <stdio.h>
 
 #include "ctl/command.h"
 
@@ -21,5 +22,7 @@ const json_t *ctl_drain_find(const json_t *doc, const char *name);
 bool ctl_drain_done(const json_t *node, bool undrain);
 /* The request's body; a new reference, NULL without memory. */
 json_t *ctl_drain_body(const char *node, bool undrain, double limit_s, const char *why);
+/* One line: how far the node is with what was asked; node NULL: it has gone. */
+void ctl_drain_say(const char *name, const json_t *node, bool undrain, FILE *out);
 
 #endif

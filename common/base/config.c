@@ -481,7 +481,9 @@ static void print_opt_help(const struct td_opt *o, FILE *out)
 
 void td_config_help(const struct td_program *p, FILE *out)
 {
-    (void)fprintf(out, "%s - %s\n\nusage: %s [--flag value]...\n\n", p->name, p->summary, p->name);
+    bool has_args = p->args != NULL && p->args[0] != '\0';
+    (void)fprintf(out, "%s - %s\n\nusage: %s%s%s [--flag value]...\n\n", p->name, p->summary,
+                  p->name, has_args ? " " : "", has_args ? p->args : "");
     for (size_t i = 0; i < p->n_opts; i++) {
         print_opt_help(&p->opts[i], out);
     }

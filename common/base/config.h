@@ -55,6 +55,7 @@ struct td_opt {
 struct td_program {
     const char *name;    /* "tandem-router" */
     const char *summary; /* first line of --help */
+    const char *args;    /* words that usage shows behind the name; NULL: none */
     const struct td_opt *opts;
     size_t n_opts;
     size_t struct_bytes;

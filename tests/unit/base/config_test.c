@@ -26,8 +26,8 @@ static const struct td_opt opts[] = {
     {"kv-ratio", TD_OPT_DOUBLE, "0.5", "of memory", 0, 1, NULL, TD_OPT_DEBUG, "share", AT(ratio)},
     {"nodes", TD_OPT_LIST, "a,b", "", 0, 0, NULL, TD_OPT_BOOT, "nodes to dial", AT(nodes)},
 };
-static const struct td_program program = {"tandem-test", "a program of tests", opts, 6,
-                                          sizeof(struct config)};
+static const struct td_program program = {
+    "tandem-test", "a program of tests", "OUT", opts, 6, sizeof(struct config)};
 
 static struct config c;
 static char captured[16384];
@@ -307,6 +307,7 @@ static void questions_are_answered_on_stdout(void **state)
     (void)state;
     assert_non_null(strstr(output_of("--help", TD_CONFIG_EXIT_OK), "--role prefill|decode|both"));
     assert_non_null(strstr(captured, "--print-config"));
+    assert_non_null(strstr(captured, "usage: tandem-test OUT [--flag value]...\n"));
     assert_string_equal(output_of("-h", TD_CONFIG_EXIT_OK), captured);
     assert_string_equal(output_of("--version", TD_CONFIG_EXIT_OK),
                         "tandem-test " TD_VERSION " (fault points)\n");

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "tests/unit/check.h"
+#include "tests/unit/ctl/capture.h"
 
 static void nodes_are_found_by_epoch_or_by_name(void **state)
 {
@@ -56,12 +57,34 @@ static void the_body_says_what_was_asked(void **state)
     assert_null(ctl_drain_body("\xff", true, 0, "")); /* no UTF-8 */
 }
 
+static void check_said(const char *node, bool undrain, const char *want)
+{
+    json_t *n = json_loads(node, 0, NULL);
+    CAPTURE(text, out, ctl_drain_say("p0", n, undrain, out));
+    assert_string_equal(text, want);
+    free(text);
+    json_decref(n);
+}
+
+static void the_line_says_what_was_asked_and_how_far_it_is(void **state)
+{
+    (void)state;
+    check_said("{\"draining\":true,\"drained\":true}", false,
+               "p0 is drained: nothing runs there\n");
+    check_said("{\"draining\":true,\"running\":2}", false, "p0 is draining: 2 requests left\n");
+    check_said("{\"ready\":true,\"draining\":false}", true, "p0 is in service\n");
+    /* The answer to --undrain tells of the node as it was when it was asked. */
+    check_said("{\"draining\":true,\"drained\":true}", true, "p0 was asked to serve again\n");
+    check_said("", true, "p0 has gone\n");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(nodes_are_found_by_epoch_or_by_name),
         cmocka_unit_test(a_drain_is_over_when_the_node_says_so),
         cmocka_unit_test(the_body_says_what_was_asked),
+        cmocka_unit_test(the_line_says_what_was_asked_and_how_far_it_is),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
