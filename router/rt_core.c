@@ -496,15 +496,26 @@ static void entry_lost_node(struct rt_core *c, struct rt_entry *e, uint64_t epoc
     }
 }
 
+/* The end of a node that drained, or of a router that ends itself, was planned. */
+static void log_node_gone(const struct rt_core *c, const struct rt_node *n)
+{
+    bool planned = c->draining || n->held || n->state.draining;
+    if (planned && n->inflight == 0) {
+        TD_LOG(INFO, "node left", "node=%s epoch=%016" PRIx64, n->name, n->epoch);
+    } else {
+        TD_LOG(WARN, "node lost",
+               "node=%s epoch=%016" PRIx64 " inflight=%u, its requests are replayed elsewhere",
+               n->name, n->epoch, n->inflight);
+    }
+}
+
 static void on_node_lost(struct rt_core *c, uint64_t epoch)
 {
     struct rt_node *n = rt_nodes_find(&c->nodes, epoch);
     if (n == NULL) {
         return;
     }
-    TD_LOG(WARN, "node lost",
-           "node=%s epoch=%016" PRIx64 " inflight=%u, its requests are replayed elsewhere", n->name,
-           epoch, n->inflight);
+    log_node_gone(c, n);
     rt_nodes_down(&c->nodes, epoch);
     for (uint32_t i = 0; i < c->ledger.max; i++) {
         struct rt_entry *e = &c->ledger.entries[i];

@@ -4,6 +4,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -190,6 +191,41 @@ static void a_request_goes_to_both_nodes_and_ends_once(void **state)
     assert_int_equal(e->n_output, 3);
     assert_string_equal(e->stages.transport, "shm");
     assert_int_equal(rt_core_count(b->core, RT_FREE), 64);
+}
+
+/* The line that the loss of a node writes, into out. */
+static void lost_and_logged(struct bench *b, uint64_t node, char *out, size_t cap)
+{
+    int ends[2];
+    assert_int_equal(pipe(ends), 0); /* NOLINT: one thread, no exec */
+    td_log_set_fd(ends[1]);
+    td_log_set_level(TD_LOG_INFO);
+    lost(b, node);
+    td_log_set_level(TD_LOG_ERROR);
+    td_log_set_fd(2);
+    (void)close(ends[1]);
+    ssize_t n = read(ends[0], out, cap - 1);
+    out[n > 0 ? n : 0] = '\0';
+    (void)close(ends[0]);
+}
+
+static void a_node_that_drained_to_its_end_brings_no_warning(void **state)
+{
+    struct bench *b = *state;
+    struct td_wire_msg leaving = {.type = TD_WIRE_GO_AWAY};
+    char line[2048];
+    pair(b);
+    node_up(b, P1, TD_ROLE_PREFILL, 1);
+    step(b, &(struct rt_event){.type = RT_EV_NODE_MSG, .node_epoch = P1, .msg = &leaving}, NULL);
+    lost_and_logged(b, P1, line, sizeof line);
+    assert_non_null(strstr(line, "level=info room=router msg=\"node left\""));
+    uint64_t c = submit(b, 3, 0);
+    assert_int_not_equal(c, 0);
+    step(b, &(struct rt_event){.type = RT_EV_NODE_MSG, .node_epoch = P0, .msg = &leaving}, NULL);
+    lost_and_logged(b, P0, line, sizeof line); /* its time ran out over a request */
+    assert_non_null(strstr(line, "level=warn room=router msg=\"node lost\""));
+    lost_and_logged(b, D0, line, sizeof line); /* nobody had asked it to go */
+    assert_non_null(strstr(line, "level=warn room=router msg=\"node lost\""));
 }
 
 static void without_nodes_a_request_is_refused_at_once(void **state)
@@ -559,6 +595,7 @@ int main(void)
 #define T(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
     const struct CMUnitTest tests[] = {
         T(a_request_goes_to_both_nodes_and_ends_once),
+        T(a_node_that_drained_to_its_end_brings_no_warning),
         T(without_nodes_a_request_is_refused_at_once),
         T(nodes_of_unequal_layout_never_pair),
         T(prefill_lost_before_the_first_token_is_replayed_on_another),
