@@ -269,6 +269,17 @@ static td_err set_options(ucp_config_t *cfg, const struct td_ucx_params *p)
     return TD_OK;
 }
 
+/* UCX has said what it has; this says which of our options asked for something else. */
+static void log_no_transport(const struct td_ucx_params *p)
+{
+    char transports[128], device[128];
+    const char *asked = p->transports != NULL ? p->transports : "";
+    (void)td_log_quote(asked, strlen(asked), transports, sizeof transports);
+    (void)td_log_quote(p->device, strlen(p->device), device, sizeof device);
+    TD_LOG(ERROR, "UCX has no such data plane, see --kv-transports and --kv-device",
+           "transports=%s device=%s, `tandemctl doctor` tries each", transports, device);
+}
+
 static td_err open_context(const struct td_ucx_params *p, ucp_context_h *out)
 {
     ucp_config_t *cfg = NULL;
@@ -282,6 +293,9 @@ static td_err open_context(const struct td_ucx_params *p, ucp_context_h *out)
     if (e == TD_OK) {
         ucs_status_t s = ucp_init(&params, cfg, out);
         e = s == UCS_OK ? TD_OK : td_ucx_error("ucp_init", s);
+        if (e != TD_OK) {
+            log_no_transport(p);
+        }
     }
     ucp_config_release(cfg);
     return e;

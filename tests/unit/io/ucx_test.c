@@ -1,6 +1,8 @@
 #include <signal.h>
 #include <string.h>
+#include <unistd.h>
 
+#include "common/base/log.h"
 #include "common/io/ucx.h"
 #include "tests/unit/check.h"
 
@@ -43,7 +45,19 @@ static void an_unknown_transport_is_an_error(void **state)
     struct td_ucx_params p = {.device = "lo", .transports = "nosuchtransport"};
     struct td_ucx u = {0};
     (void)state;
-    assert_true(td_ucx_open(&p, &u) != TD_OK);
+    char log[4096];
+    int ends[2];
+    assert_int_equal(pipe(ends), 0); /* NOLINT: one thread, no exec */
+    td_log_set_fd(ends[1]);
+    td_err e = td_ucx_open(&p, &u);
+    td_log_set_fd(2);
+    (void)close(ends[1]);
+    ssize_t n = read(ends[0], log, sizeof log - 1);
+    (void)close(ends[0]);
+    log[n > 0 ? n : 0] = '\0';
+    assert_true(e != TD_OK);
+    assert_non_null(strstr(log, "level=error")); /* names the option, not only UCX's own words */
+    assert_non_null(strstr(log, "see --kv-transports"));
 }
 
 static void the_pool_is_registered_once(void **state)
