@@ -115,6 +115,7 @@ bool rt_node_report(struct rt_node *n, const struct td_wire_state *s)
     n->have_state = true;
     n->unreported_tok = 0;
     n->unreported_blk = 0;
+    n->held = n->held && !s->draining; /* from here on its word: another router may take it back */
     if (s->role != 0) {
         n->role = s->role;
     }

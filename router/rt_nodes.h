@@ -26,7 +26,7 @@ struct rt_node {
     uint32_t transport_ok;                              /* 1: usable on the data plane */
     char version[32], numerics[64], admin_address[128]; /* as told, cut */
 
-    bool held; /* an operator drains it: no new work from here, whatever it reports yet */
+    bool held; /* drained through this router: no new work from here until it reports so itself */
     bool have_state;
     struct td_wire_state state; /* as reported last */
     uint64_t state_seq;

@@ -512,6 +512,32 @@ static void a_drained_node_gets_nothing_new_until_it_is_taken_back(void **state)
     assert_null(find(b, RT_DO_SEND, 0xee, TD_WIRE_DRAIN));
 }
 
+static void report_draining(struct bench *b, uint64_t node, bool draining)
+{
+    struct td_wire_msg m = {.type = TD_WIRE_STATE};
+    m.state = (struct td_wire_state){.seq = ++b->state_seq[node],
+                                     .full = true,
+                                     .ready = true,
+                                     .draining = draining,
+                                     .role = TD_ROLE_DECODE};
+    m.state.blocks[TD_BLK_FREE] = 100;
+    step(b, &(struct rt_event){.type = RT_EV_NODE_MSG, .node_epoch = node, .msg = &m}, NULL);
+}
+
+/* Whichever router was asked to take it back. */
+static void a_node_drained_here_and_taken_back_elsewhere_serves_again(void **state)
+{
+    struct bench *b = *state;
+    pair(b);
+    drain_node(b, D0, false);
+    report_draining(b, D0, false); /* was under way when the drain was asked for */
+    assert_int_equal(submit(b, 3, 0), 0);
+    report_draining(b, D0, true);
+    assert_int_equal(submit(b, 3, 0), 0);
+    report_draining(b, D0, false);
+    assert_int_not_equal(submit(b, 3, 0), 0);
+}
+
 static void each_attempt_keeps_where_it_went_and_why(void **state)
 {
     struct bench *b = *state;
@@ -606,6 +632,7 @@ int main(void)
         T(two_deaths_under_one_request_end_it),
         T(replays_are_counted),
         T(a_drained_node_gets_nothing_new_until_it_is_taken_back),
+        T(a_node_drained_here_and_taken_back_elsewhere_serves_again),
         T(each_attempt_keeps_where_it_went_and_why),
         T(old_decisions_give_way),
         T(cancel_stops_both_nodes_and_waits_for_them),
