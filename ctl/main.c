@@ -1,4 +1,8 @@
 /* main.c - tandemctl: the table of its commands. */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
 #include "common/base/log.h"
 #include "common/base/mem.h"
 #include "ctl/bench.h"
@@ -34,5 +38,11 @@ static const struct ctl_command commands[] = {
 int main(int argc, char **argv)
 {
     td_log_set_level(TD_LOG_WARN);
-    return (int)ctl_command_run(commands, TD_COUNT(commands), argc, argv);
+    enum ctl_exit status = ctl_command_run(commands, TD_COUNT(commands), argc, argv);
+    errno = 0; /* a flush that has nothing left to do sets none, though an earlier one failed */
+    if ((fflush(stdout) != 0 || ferror(stdout) != 0) && status <= CTL_FAILED) {
+        ctl_say("the answer could not be written: %s", strerrordesc_np(errno != 0 ? errno : EIO));
+        status = CTL_FAILED;
+    }
+    return (int)status;
 }

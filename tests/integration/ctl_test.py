@@ -431,6 +431,16 @@ def test_wrong_command_lines_are_2():
     assert "did you mean router?" in ctl("get", "nodes", "--rooter", "x", status=USAGE)[1]
 
 
+def test_an_answer_that_cannot_be_written_is_1():
+    for args in (["get", "nodes"], ["get", "nodes", "-o", "json"], ["version"], ["completion", "bash"], ["top", "--once"],
+                 ["doctor", "--cluster", "--no-measure"], ["--help"]):
+        with open("/dev/full", "w", encoding="utf-8") as full:
+            done = subprocess.run([CTL, *args, *([] if args[0] in ("completion", "--help") else ["--router", ROUTER])],
+                                  stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+        assert done.returncode == 1, (args, done)
+        assert "could not be written" in done.stderr, (args, done.stderr)
+
+
 def test_every_command_has_help():
     out, _ = ctl("--help")
     commands = [line[2:28].split() for line in out.splitlines() if line.startswith("  ")]
