@@ -127,6 +127,7 @@ def test_ports_of_containers_are_those_the_programs_listen_on():
             if w.component == "node":
                 assert ports["ctrl"] == int(told["listen"].rsplit(":", 1)[1]), (name, w.name)
             else:
+                assert ports["grpc"] == int(told["grpc-port"]), (name, w.name)
                 assert (ports["http"], ports["front"]) == (int(told["port"]), int(told["router-admin-port"])), (name, w.name)
         assert told["admin-host"] == pods.addresses[w.name], "probes come to the pod's address"
 

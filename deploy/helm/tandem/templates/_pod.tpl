@@ -63,6 +63,10 @@
 - --name=$(POD_NAME)
 - --host=$(POD_IP)
 - --port={{ $root.Values.ports.http }}
+- --grpc={{ $root.Values.router.grpc.enabled }}
+{{- if $root.Values.router.grpc.enabled }}
+- --grpc-port={{ $root.Values.ports.grpc }}
+{{- end }}
 - --admin-host=$(POD_IP)
 - --admin-port={{ $root.Values.ports.nodeAdmin }}
 - --router-admin-host=$(POD_IP)
@@ -272,6 +276,9 @@ ports:
   - {name: admin, containerPort: {{ $ports.routerAdmin }}, protocol: TCP}
 {{- else if eq $w.role "standalone" }}
   - {name: http, containerPort: {{ $ports.http }}, protocol: TCP}
+  {{- if .root.Values.router.grpc.enabled }}
+  - {name: grpc, containerPort: {{ $ports.grpc }}, protocol: TCP}
+  {{- end }}
   - {name: front, containerPort: {{ $ports.routerAdmin }}, protocol: TCP}
   - {name: admin, containerPort: {{ $ports.nodeAdmin }}, protocol: TCP}
 {{- else }}
