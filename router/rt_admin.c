@@ -351,14 +351,18 @@ td_err rt__shell_drain_node(struct rt_shell *s, const char *name, const struct t
 static void drain(struct rt_call *c, const json_t *j)
 {
     const json_t *limit = json_object_get(j, "limit_ms"), *why = json_object_get(j, "why");
+    const json_t *undo = json_object_get(j, "undo");
     const char *name = json_string_value(json_object_get(j, "node"));
     json_int_t ms = limit == NULL ? 0 : json_is_integer(limit) ? json_integer_value(limit) : -1;
     struct td_wire_drain d = {.why = why == NULL ? "" : json_string_value(why),
-                              .undo = json_is_true(json_object_get(j, "undo"))};
+                              .undo = json_is_true(undo)};
     struct rt_node *n = NULL;
-    if (name == NULL || d.why == NULL || strlen(d.why) > 256 || ms < 0 || ms > MAX_LIMIT_MS) {
+    if (name == NULL || d.why == NULL || strlen(d.why) > 256 || ms < 0 || ms > MAX_LIMIT_MS ||
+        (undo != NULL && !json_is_boolean(undo))) {
         rt__refuse(c, TD_ERR_BAD_REQUEST,
-                   "needs node; limit_ms is 0 to 86400000, why at most 256 bytes of text", NULL, 1);
+                   "needs node; undo is true or false, limit_ms 0 to 86400000, why at most 256 "
+                   "bytes of text",
+                   NULL, 1);
         return;
     }
     d.limit_ms = (uint32_t)ms;

@@ -194,6 +194,7 @@ static void what_may_not_or_cannot_drain_is_refused(void **state)
         {"{\"node\":\"n\\\"1\",\"limit_ms\":86400001}", JSON_HEAD, 400},
         {"{\"node\":\"n\\\"1\",\"limit_ms\":\"5\"}", JSON_HEAD, 400},
         {"{\"node\":\"n\\\"1\",\"why\":5}", JSON_HEAD, 400},
+        {"{\"node\":\"n\\\"1\",\"undo\":\"yes\"}", JSON_HEAD, 400}, /* not a drain instead */
         {"{\"node\":\"n\\\"1\"}", "", 415},
         {"{\"node\":\"n\\\"1\"}", "Content-Type: text/plain\r\n", 415},
         {"{\"node\":\"n\\\"1\"}", JSON_HEAD "Origin: http://evil.example\r\n", 403},
