@@ -224,14 +224,27 @@ static void watcher_gone(void *arg)
     free(w);
 }
 
-/* False: too many kinds, or one that is too long to be ours. */
+/* Every kind that is told (docs/grpc.md). */
+static bool is_kind(const char *name)
+{
+    static const char *const kinds[] = {"node.up",      "node.lost",      "node.drain",
+                                        "node.undrain", "request.failed", "request.replayed"};
+    for (size_t i = 0; i < TD_COUNT(kinds); i++) {
+        if (strcmp(name, kinds[i]) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* False: too many kinds, or one that is never told. */
 static bool take_kinds(struct watcher *w, const struct td_api_watch *ask)
 {
     if (ask->n_kinds > MAX_KINDS) {
         return false;
     }
     for (uint32_t i = 0; i < ask->n_kinds; i++) {
-        if (strlen(ask->kinds[i]) >= KIND_MAX) {
+        if (!is_kind(ask->kinds[i])) {
             return false;
         }
         (void)snprintf(w->kinds[i], KIND_MAX, "%s", ask->kinds[i]);
@@ -253,7 +266,12 @@ static void h_watch(void *arg, struct td_grpc_call *c, const uint8_t *message, s
     if (w == NULL || !take_kinds(w, &ask)) {
         err = err != TD_OK ? err : w == NULL ? TD_ERR_NO_MEMORY : TD_ERR_BAD_REQUEST;
         free(w);
-        td_grpc_fail(c, err, NULL, 1);
+        td_grpc_fail(c, err,
+                     err == TD_ERR_BAD_REQUEST
+                         ? "kinds are at most 8 of node.up, node.lost, node.drain, "
+                           "node.undrain, request.failed, request.replayed"
+                         : NULL,
+                     1);
         return;
     }
     w->admin = a;

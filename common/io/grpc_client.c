@@ -56,7 +56,8 @@ static bool split_address(const char *address, char host[HOST_MAX_], char port[8
     const char *colon = strrchr(address, ':');
     size_t n = colon != NULL ? (size_t)(colon - address) : 0;
     if (n == 0 || n >= HOST_MAX_ || strlen(colon + 1) > 5 || colon[1] == 0 ||
-        strspn(colon + 1, "0123456789") != strlen(colon + 1)) {
+        strspn(colon + 1, "0123456789") != strlen(colon + 1) ||
+        strtoul(colon + 1, NULL, 10) - 1 >= 65535) {
         return false;
     }
     bool braces = address[0] == '[' && address[n - 1] == ']';

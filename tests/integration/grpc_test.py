@@ -411,6 +411,8 @@ def test_operators_see_explain_and_drain_on_the_admin_port_only():
         assert status_of(lambda: admin.Drain(pb.DrainRequest(node="no"), timeout=WAIT))[0] == grpc.StatusCode.NOT_FOUND
         assert status_of(lambda: admin.Drain(pb.DrainRequest(node="decode-0", limit_ms=10 ** 9), timeout=WAIT))[0] \
             == grpc.StatusCode.INVALID_ARGUMENT
+        assert status_of(lambda: next(admin.WatchEvents(pb.WatchEventsRequest(kinds=["node.gone"]), timeout=WAIT)))[0] \
+            == grpc.StatusCode.INVALID_ARGUMENT
         watch = admin.WatchEvents(pb.WatchEventsRequest(kinds=["node.drain", "node.lost"]))
         watch.initial_metadata()  # it is watching from here on
         admin.Drain(pb.DrainRequest(node="decode-0", why="test"), timeout=WAIT)

@@ -160,9 +160,14 @@ static void what_is_no_address_or_nobodys_is_told(void **state)
     static const struct {
         const char *address;
         td_err err;
-    } rows[] = {{"localhost", TD_ERR_BAD_REQUEST},    {":1", TD_ERR_BAD_REQUEST},
-                {"a:", TD_ERR_BAD_REQUEST},           {"a:123456", TD_ERR_BAD_REQUEST},
-                {"a:1x", TD_ERR_BAD_REQUEST},         {"127.0.0.1:1", TD_ERR_PEER_LOST},
+    } rows[] = {{"localhost", TD_ERR_BAD_REQUEST},
+                {":1", TD_ERR_BAD_REQUEST},
+                {"a:", TD_ERR_BAD_REQUEST},
+                {"a:123456", TD_ERR_BAD_REQUEST},
+                {"127.0.0.1:65536", TD_ERR_BAD_REQUEST},
+                {"127.0.0.1:0", TD_ERR_BAD_REQUEST},
+                {"a:1x", TD_ERR_BAD_REQUEST},
+                {"127.0.0.1:1", TD_ERR_PEER_LOST},
                 {"no.such.invalid:1", TD_ERR_ADDRESS}};
     for (size_t i = 0; i < TD_COUNT(rows); i++) {
         struct td_grpc_client_answer a;
