@@ -25,6 +25,15 @@ static struct ctl_bar *add(struct ctl_waterfall *w, const char *name, enum ctl_b
     return b;
 }
 
+static void add_lost(struct ctl_waterfall *w, const json_t *t, int64_t from, int64_t us)
+{
+    char name[32];
+    (void)snprintf(name, sizeof name, "try %d, lost", (int)ctl_waterfall_number(t, "attempt") + 1);
+    struct ctl_bar *b = add(w, name, CTL_BAR_LOST, from, us);
+    (void)snprintf(b->where, sizeof b->where, "%s to %s: %s", ctl_field_text(t, "prefill", "-"),
+                   ctl_field_text(t, "decode", "-"), ctl_field_text(t, "error", "failed"));
+}
+
 /* An attempt that failed: its wait in the router's queue, then what was lost. Returns its end. */
 static int64_t add_failed(struct ctl_waterfall *w, const json_t *t, int64_t at)
 {
@@ -39,10 +48,7 @@ static int64_t add_failed(struct ctl_waterfall *w, const json_t *t, int64_t at)
     }
     (void)snprintf(name, sizeof name, "queue, try %d", (int)attempt);
     (void)add(w, name, CTL_BAR_WAIT, at, placed - at);
-    (void)snprintf(name, sizeof name, "try %d, lost", (int)attempt);
-    struct ctl_bar *b = add(w, name, CTL_BAR_LOST, placed, failed - placed);
-    (void)snprintf(b->where, sizeof b->where, "%s to %s: %s", ctl_field_text(t, "prefill", "-"),
-                   ctl_field_text(t, "decode", "-"), ctl_field_text(t, "error", "failed"));
+    add_lost(w, t, placed, failed - placed);
     return failed;
 }
 
@@ -96,10 +102,30 @@ static void add_stages(struct ctl_waterfall *w, const json_t *r, int64_t at)
     }
 }
 
+/* A request whose last attempt failed: until when that lasted, and the wait for a pair that never came. */
+static void add_failed_end(struct ctl_waterfall *w, const json_t *record)
+{
+    const json_t *tries = json_object_get(record, "tries");
+    size_t n = json_array_size(tries);
+    int64_t attempts = ctl_waterfall_number(record, "attempts");
+    int64_t total = ctl_waterfall_number(record, "total_us");
+    const json_t *last = n > 0 ? json_array_get(tries, n - 1) : NULL;
+    int64_t placed = ctl_waterfall_number(last, "placed_us");
+    int64_t failed = ctl_waterfall_number(last, "failed_us");
+    if (failed == 0 || failed < placed) {
+        return;
+    }
+    add_lost(w, last, placed, failed - placed);
+    if (attempts > (int64_t)n && total > failed) {
+        (void)add(w, "no pair to retry", CTL_BAR_WAIT, failed, total - failed);
+    }
+}
+
 void ctl_waterfall_make(const json_t *record, struct ctl_waterfall *out)
 {
     memset(out, 0, sizeof *out);
     add_stages(out, record, add_before(out, record));
+    add_failed_end(out, record);
     int64_t total = ctl_waterfall_number(record, "total_us");
     out->first_us = ctl_waterfall_number(record, "ttft_us");
     out->axis_us = total > out->axis_us ? total : out->axis_us;

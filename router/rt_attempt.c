@@ -205,7 +205,11 @@ static bool head_refused(struct rt_core *c, struct rt_entry *e, td_err err)
     }
     td_err say = e->n_output > 0 && e->last_err != TD_OK ? e->last_err : err;
     rt__dequeue(c, e);
-    rt__finish(c, e, say, TD_FINISH_ERROR, refusal_text(say));
+    rt__finish(c, e, say, TD_FINISH_ERROR,
+               say == err
+                   ? refusal_text(say)
+                   : "the request's nodes failed and no other pair took it within --pair-wait; "
+                     "start a node, or look at `tandemctl get nodes`");
     return true;
 }
 

@@ -70,6 +70,22 @@ static void without_attempts_the_stages_begin_at_once(void **state)
     assert_bar(&w, "decode", 166, 200);
 }
 
+static void a_request_that_found_no_second_pair_shows_its_wait(void **state)
+{
+    (void)state;
+    struct ctl_waterfall w =
+        make("{" STAGES ",\"attempts\":2,\"tries\":[{\"attempt\":0,\"submitted_us\":30,"
+             "\"placed_us\":40,\"failed_us\":700,\"error\":\"node_lost\",\"prefill\":\"p0\","
+             "\"decode\":\"d1\"}]}");
+    assert_bar(&w, "try 1, lost", 40, 660);
+    assert_string_equal(bar(&w, "try 1, lost")->where, "p0 to d1: node_lost");
+    assert_bar(&w, "no pair to retry", 700, 700);
+    w = make("{" STAGES ",\"attempts\":1,\"tries\":[{\"attempt\":0,\"submitted_us\":30,"
+             "\"placed_us\":40,\"failed_us\":1400}]}"); /* ended with its only attempt */
+    assert_int_equal(w.n, 9);
+    assert_bar(&w, "try 1, lost", 40, 1360);
+}
+
 static void absurd_times_count_as_none_and_many_attempts_are_cut(void **state)
 {
     (void)state;
@@ -101,6 +117,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_failed_attempt_stands_before_the_one_that_answered),
         cmocka_unit_test(without_attempts_the_stages_begin_at_once),
+        cmocka_unit_test(a_request_that_found_no_second_pair_shows_its_wait),
         cmocka_unit_test(absurd_times_count_as_none_and_many_attempts_are_cut),
         cmocka_unit_test(marks_are_round_numbers_and_few),
     };
