@@ -290,12 +290,23 @@ static enum ctl_exit export_file(const char *path, const char *dir)
     return status;
 }
 
+static bool same_directory(const char *a, const char *b)
+{
+    struct stat x, y;
+    return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+}
+
 /* What the cluster makes of a directory's own files. */
 static enum ctl_exit export_directory(const char *path, const char *dir)
 {
     TD_CLEANUP(td_model_closep) struct td_model *m = NULL;
     struct ctl_log_reason logged;
     char why[320];
+    if (same_directory(path, dir)) {
+        ctl_say("%s is the model's own directory, whose files would be replaced: name another",
+                dir);
+        return CTL_FAILED;
+    }
     ctl_log_reason_begin(&logged);
     td_err err = td_model_open(path, &m);
     ctl_log_reason_end(&logged, why, sizeof why);

@@ -391,11 +391,12 @@ static td_err drain_out(const struct td_wire_drain *f, PB(Message) * m, struct t
 {
     char cut[TD_WIRE_MAX_TEXT + 1];
     PB(Drain) p = TANDEM__WIRE__V1__DRAIN__INIT;
-    char undrain[] = "undrain", *requires_[] = {undrain};
+    char undrain[] = "undrain";
+    char *names[] = {undrain};
     p.has_limit_ms = 1;
     p.limit_ms = f->limit_ms;
     p.has_undo = p.undo = f->undo;
-    p.requires = requires_;
+    p.requires = names;
     p.n_requires = f->undo ? 1 : 0;
     p.why = error_out(TD_OK, f->why, cut).text;
     m->drain = &p;

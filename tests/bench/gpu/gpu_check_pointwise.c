@@ -33,6 +33,26 @@ static void shaped_head(const tk_bf16 *x, const tk_bf16 *bias, const tk_bf16 *ga
     }
 }
 
+/* Largest error of a head against `head` turned by cs (cos, then sin; NULL: not turned). */
+static double rope_error(const tk_bf16 *got, const float *head, int dim, const float *cs)
+{
+    double worst = 0;
+    for (int j = 0; j < dim / 2; j++) {
+        float x = head[j], y = head[j + dim / 2];
+        if (cs != NULL) {
+            const float u = x * cs[j] - y * cs[dim / 2 + j];
+            y = y * cs[j] + x * cs[dim / 2 + j];
+            x = u;
+        }
+        const double e0 = fabs((double)(gpu_bf16_to_float(got[j]) - x)) / (fabs((double)x) + 0.01);
+        const double e1 =
+            fabs((double)(gpu_bf16_to_float(got[j + dim / 2]) - y)) / (fabs((double)y) + 0.01);
+        worst = e0 <= worst ? worst : e0; /* a NaN is kept */
+        worst = e1 <= worst ? worst : e1;
+    }
+    return worst;
+}
+
 /* shaped: with biases and norms of the heads. */
 static void check_rope(bool shaped)
 {
@@ -99,21 +119,9 @@ static void check_rope(bool shaped)
             const bool touched = shaped && pos[r] >= 0;
             shaped_head(src, touched ? extra_h + h * DIM : NULL,
                         touched && h < HQ + HKV ? gain : NULL, DIM, head);
-            for (int j = 0; j < DIM / 2; j++) {
-                float x = head[j], y = head[j + DIM / 2];
-                if (pos[r] >= 0 && h < HQ + HKV) {
-                    const float co = cs[pos[r] * DIM + j], si = cs[pos[r] * DIM + DIM / 2 + j],
-                                u = x * co - y * si;
-                    y = y * co + x * si;
-                    x = u;
-                }
-                const double e0 =
-                    fabs((double)(gpu_bf16_to_float(got[j]) - x)) / (fabs((double)x) + 0.01);
-                const double e1 = fabs((double)(gpu_bf16_to_float(got[j + DIM / 2]) - y)) /
-                                  (fabs((double)y) + 0.01);
-                worst = e0 <= worst ? worst : e0;
-                worst = e1 <= worst ? worst : e1;
-            }
+            const double e = rope_error(
+                got, head, DIM, pos[r] >= 0 && h < HQ + HKV ? cs + (size_t)pos[r] * DIM : NULL);
+            worst = e <= worst ? worst : e;
         }
     }
     gpu_expect(shaped ? "rope + KV write with biases and norms of the heads"

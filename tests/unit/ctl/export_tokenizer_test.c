@@ -197,6 +197,7 @@ static void the_command_writes_both_files_or_says_why_not(void **state)
 static void a_directory_comes_back_as_it_was(void **state)
 {
     static const char *const shapes[] = {"tiny-llama", "tiny-qwen3", "tiny-mistral"};
+    static const char *const exported[] = {"tokenizer.json", "tokenizer_config.json"};
     static const char *const written[] = {"config.json",         "generation_config.json",
                                           "tokenizer.json",      "tokenizer_config.json",
                                           "chat_template.jinja", "model.safetensors"};
@@ -204,13 +205,22 @@ static void a_directory_comes_back_as_it_was(void **state)
     (void)state;
     for (size_t i = 0; i < TD_COUNT(shapes); i++) {
         char dir[] = "/tmp/tandem-export-dir-XXXXXX", path[128];
+        char out[] = "/tmp/tandem-export-out-XXXXXX", from[128];
         struct td_model *m = NULL, *again = NULL;
         struct td_random_params p = {
             .shape = td_random_shape_find(shapes[i]), .seed = 1, .n_threads = 1};
         assert_non_null(mkdtemp(dir));
         assert_int_equal(td_random_model_write(&p, dir, &why), TD_OK);
         assert_int_equal(td_model_open(dir, &m), TD_OK);
-        assert_int_equal(run(dir, dir), CTL_OK); /* over its own files */
+        assert_int_equal(run(dir, dir), CTL_FAILED); /* never over its own files */
+        assert_non_null(mkdtemp(out));
+        assert_int_equal(run(dir, out), CTL_OK);
+        for (size_t k = 0; k < 2; k++) {
+            (void)snprintf(path, sizeof path, "%s/%s", dir, exported[k]);
+            (void)snprintf(from, sizeof from, "%s/%s", out, exported[k]);
+            assert_int_equal(rename(from, path), 0);
+        }
+        assert_int_equal(rmdir(out), 0);
         assert_int_equal(td_model_open(dir, &again), TD_OK);
         assert_memory_equal(again->tok.tokenizer_hash, m->tok.tokenizer_hash, 32);
         assert_memory_equal(again->tok.template_hash, m->tok.template_hash, 32);
