@@ -513,7 +513,8 @@ static td_err open_device(struct td__cu *e)
     struct tk_device_facts f;
     td_err err = tk_device_open(e->device, &f);
     if (err != TD_OK) {
-        return td__cu_said(err, "open the device");
+        return td__cu_said(
+            err, "open the device (nvidia-smi shows driver and GPUs; --device, --backend)");
     }
     if (f.major != 9) {
         TD_LOG(ERROR, "this build's kernels need a Hopper GPU (compute capability 9.0)",
