@@ -301,11 +301,12 @@ void td__xf_peer_transport(struct xf_peer *p, const char *name) TD_ON(td_xfer);
 /* A frame without worries about its life: `frame` and `data` stay valid as long as the peer and the worker. */
 void td__xf_send_frame(struct xf_peer *p, enum xf_am id, struct xf_frame *frame, const void *data,
                        size_t n) TD_ON(td_xfer);
-bool td__xf_frame_ok(struct td_xfer *x, const void *header, size_t header_len, size_t len,
-                     struct xf_frame *out) TD_ON(td_xfer);
 /* The live peer at this epoch and connection; counts a stale one. */
 struct xf_peer *td__xf_peer_check(struct td_xfer *x, uint64_t epoch, uint64_t to,
                                   const ucp_am_recv_param_t *param) TD_ON(td_xfer);
+/* The live peer that sent this frame; NULL: the frame is malformed or of no live connection, it was counted. */
+struct xf_peer *td__xf_frame_peer(struct td_xfer *x, const void *header, size_t header_len,
+                                  size_t len, const ucp_am_recv_param_t *param) TD_ON(td_xfer);
 void td__xf_peer_connect(struct td_xfer *x, struct xf_cmd *cmd) TD_ON(td_xfer);
 void td__xf_peer_close(struct td_xfer *x, struct xf_cmd *cmd) TD_ON(td_xfer);
 /* Ends the connection; events follow from td__xf_peers_reap() once all of its operations have

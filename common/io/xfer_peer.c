@@ -172,7 +172,7 @@ void td__xf_peer_connect(struct td_xfer *x, struct xf_cmd *cmd)
 
 /* ---- messages in ---- */
 
-bool td__xf_frame_ok(struct td_xfer *x, const void *header, size_t header_len, size_t len,
+static bool frame_ok(struct td_xfer *x, const void *header, size_t header_len, size_t len,
                      struct xf_frame *out)
 {
     if (header_len == sizeof *out) {
@@ -198,6 +198,14 @@ struct xf_peer *td__xf_peer_check(struct td_xfer *x, uint64_t epoch, uint64_t to
     td__xf_count(&x->stats.stale, 1);
     TD_LOG(DEBUG, "message of an unknown peer or connection, ignoring", "peer=%016" PRIx64, epoch);
     return NULL;
+}
+
+struct xf_peer *td__xf_frame_peer(struct td_xfer *x, const void *header, size_t header_len,
+                                  size_t len, const ucp_am_recv_param_t *param)
+{
+    struct xf_frame f;
+    return frame_ok(x, header, header_len, len, &f) ? td__xf_peer_check(x, f.from, f.to, param)
+                                                    : NULL;
 }
 
 /* Makes the endpoint that belongs to the connection a HELLO came by. UCX pairs endpoints of two
@@ -246,7 +254,7 @@ static ucs_status_t on_hello(void *arg, const void *header, size_t header_len, v
     struct xf_frame f;
     ucp_ep_h ep = NULL;
     td_assert_on(td_xfer);
-    if (!td__xf_frame_ok(x, header, header_len, len, &f) ||
+    if (!frame_ok(x, header, header_len, len, &f) ||
         (param->recv_attr & UCP_AM_RECV_ATTR_FIELD_REPLY_EP) == 0 ||
         (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0 || f.from == x->epoch) {
         return UCS_OK;
@@ -283,12 +291,9 @@ static ucs_status_t on_welcome(void *arg, const void *header, size_t header_len,
                                size_t len, const ucp_am_recv_param_t *param)
 {
     struct td_xfer *x = arg;
-    struct xf_frame f;
     (void)data;
     td_assert_on(td_xfer);
-    struct xf_peer *p = td__xf_frame_ok(x, header, header_len, len, &f)
-                            ? td__xf_peer_check(x, f.from, f.to, param)
-                            : NULL;
+    struct xf_peer *p = td__xf_frame_peer(x, header, header_len, len, param);
     if (p != NULL) {
         TD_LOG(DEBUG, "data plane peer answered", "peer=%016" PRIx64, p->epoch);
     }
@@ -304,7 +309,7 @@ static ucs_status_t on_bye(void *arg, const void *header, size_t header_len, voi
     (void)data;
     td_assert_on(td_xfer);
     struct xf_peer *p = NULL;
-    if (td__xf_frame_ok(x, header, header_len, len, &f) &&
+    if (frame_ok(x, header, header_len, len, &f) &&
         (param->recv_attr & UCP_AM_RECV_ATTR_FIELD_REPLY_EP) != 0) {
         p = td__xf_peer_by_ep(x, param->reply_ep);
     }
@@ -369,7 +374,7 @@ static ucs_status_t on_msg(void *arg, const void *header, size_t header_len, voi
     struct td_xfer *x = arg;
     struct xf_frame f;
     td_assert_on(td_xfer);
-    if (!td__xf_frame_ok(x, header, header_len, len, &f)) {
+    if (!frame_ok(x, header, header_len, len, &f)) {
         return UCS_OK;
     }
     struct xf_peer *p = td__xf_peer_check(x, f.from, f.to, param);

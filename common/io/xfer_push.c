@@ -195,7 +195,9 @@ static td_err fill_slot(const struct td_xfer *x, const struct xf_push *u, struct
     if (TD_FAULT(KV_BYTE_FLIP)) {
         TD_TRY(flip_byte(s, x->info->layout.slice_bytes));
     }
-    TD_TRY(td__xf_ref_fill(s));
+    if (u->peer->by_ref) {
+        TD_TRY(td__xf_ref_fill(s));
+    }
     return TD_FAULT(XFER_POST_FAIL) ? TD_ERR_TRANSPORT : TD_OK;
 }
 

@@ -63,12 +63,9 @@ static ucs_status_t on_reads(void *arg, const void *header, size_t header_len, v
                              size_t len, const ucp_am_recv_param_t *param)
 {
     struct td_xfer *x = arg;
-    struct xf_frame f;
     (void)data;
     td_assert_on(td_xfer);
-    struct xf_peer *p = td__xf_frame_ok(x, header, header_len, len, &f)
-                            ? td__xf_peer_check(x, f.from, f.to, param)
-                            : NULL;
+    struct xf_peer *p = td__xf_frame_peer(x, header, header_len, len, param);
     if (p != NULL && x->refs && len == 0) {
         p->by_ref = true;
         td__xf_peer_transport(p, "cma");
@@ -158,12 +155,9 @@ static ucs_status_t on_taken(void *arg, const void *header, size_t header_len, v
                              size_t len, const ucp_am_recv_param_t *param)
 {
     struct td_xfer *x = arg;
-    struct xf_frame f;
     uint64_t token;
     td_assert_on(td_xfer);
-    struct xf_peer *p = td__xf_frame_ok(x, header, header_len, len, &f)
-                            ? td__xf_peer_check(x, f.from, f.to, param)
-                            : NULL;
+    struct xf_peer *p = td__xf_frame_peer(x, header, header_len, len, param);
     if (p == NULL || len != sizeof token || (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0) {
         return UCS_OK;
     }
