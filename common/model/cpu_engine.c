@@ -3,7 +3,6 @@
 
 #include <errno.h>
 #include <math.h>
-#include <poll.h>
 #include <string.h>
 #include <sys/mman.h>
 
@@ -453,45 +452,15 @@ td_err td_cpu_engine_create(const struct td_model *model, const struct td_cpu_en
 
 /* --- tool hook --- */
 
-static td_err wait_step(struct td_engine *base)
+static td_err submit_for_logits(void *engine, const struct td_row *row, float *logits)
 {
-    struct td_step_result result;
-    struct pollfd fd = {.fd = of(base)->q.event_fd, .events = POLLIN};
-    td_err err = ce_poll(base, &result);
-    while (err == TD_ERR_AGAIN) {
-        (void)poll(&fd, 1, -1); /* EINTR: asks again */
-        err = ce_poll(base, &result);
-    }
-    return err != TD_OK ? err : result.rows[0].err;
+    td_ticket ticket;
+    return submit_step(engine, row, 1, logits, &ticket);
 }
 
 td_err td_cpu_engine_logits(struct td_engine *base, const int32_t *tokens, uint32_t n,
                             uint32_t chunk, float *out_logits)
 {
     struct td__ce *e = of(base);
-    uint32_t blocks = (n + TK_BLOCK_TOK - 1) / TK_BLOCK_TOK;
-    if (n == 0 || chunk == 0 || chunk > e->info.max_tokens || blocks > e->info.n_blocks) {
-        return TD_ERR_BAD_REQUEST;
-    }
-    TD_CLEANUP(td_freep) void *memory = td_zalloc(blocks, sizeof(td_block_id));
-    td_block_id *table = memory;
-    if (table == NULL) {
-        return TD_ERR_NO_MEMORY;
-    }
-    for (uint32_t i = 0; i < blocks; i++) {
-        table[i] = i;
-    }
-    for (uint32_t pos = 0; pos < n; pos += chunk) {
-        td_ticket ticket;
-        struct td_row row = {.pos = pos,
-                             .n = n - pos < chunk ? n - pos : chunk,
-                             .tokens = tokens + pos,
-                             .table = table,
-                             .n_blocks = blocks,
-                             .sampling = TD_NO_SAMPLE};
-        float *out = out_logits + (size_t)pos * e->info.n_vocab;
-        TD_TRY(submit_step(e, &row, 1, out, &ticket));
-        TD_TRY(wait_step(base));
-    }
-    return TD_OK;
+    return td_steps_logits(&e->q, submit_for_logits, e, tokens, n, chunk, out_logits);
 }

@@ -2,6 +2,7 @@
 #include "common/model/engine_steps.h"
 
 #include <math.h>
+#include <poll.h>
 #include <string.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -223,6 +224,46 @@ uint64_t td_numerics_id(const char *text)
         h = (h ^ (uint8_t)*text) * 0x100000001b3ull;
     }
     return h;
+}
+
+static td_err wait_step(struct td_steps *q)
+{
+    struct td_step_result result;
+    struct pollfd fd = {.fd = q->event_fd, .events = POLLIN};
+    td_err err = td_steps_poll(q, &result);
+    while (err == TD_ERR_AGAIN) {
+        (void)poll(&fd, 1, -1); /* EINTR: asks again */
+        err = td_steps_poll(q, &result);
+    }
+    return err != TD_OK ? err : result.rows[0].err;
+}
+
+td_err td_steps_logits(struct td_steps *q, td_steps_submit_fn submit, void *engine,
+                       const int32_t *tokens, uint32_t n, uint32_t chunk, float *out_logits)
+{
+    uint32_t blocks = (n + TD_KV_HASH_TOK - 1) / TD_KV_HASH_TOK;
+    if (n == 0 || chunk == 0 || chunk > q->info->max_tokens || blocks > q->info->n_blocks) {
+        return TD_ERR_BAD_REQUEST;
+    }
+    TD_CLEANUP(td_freep) void *memory = td_zalloc(blocks, sizeof(td_block_id));
+    td_block_id *table = memory;
+    if (table == NULL) {
+        return TD_ERR_NO_MEMORY;
+    }
+    for (uint32_t i = 0; i < blocks; i++) {
+        table[i] = i;
+    }
+    for (uint32_t pos = 0; pos < n; pos += chunk) {
+        struct td_row row = {.pos = pos,
+                             .n = n - pos < chunk ? n - pos : chunk,
+                             .tokens = tokens + pos,
+                             .table = table,
+                             .n_blocks = blocks,
+                             .sampling = TD_NO_SAMPLE};
+        TD_TRY(submit(engine, &row, out_logits + (size_t)pos * q->info->n_vocab));
+        TD_TRY(wait_step(q));
+    }
+    return TD_OK;
 }
 
 /* --- engine side --- */

@@ -84,6 +84,13 @@ uint32_t td_steps_layers_done(struct td_steps *q, td_ticket ticket);
 td_err td_steps_slot_set(struct td_steps *q, uint32_t slot,
                          const struct td_sampling_state *s) TD_MUST_CHECK;
 
+/* loop; a tool's: the logits of every token of one sequence from position 0, `chunk` tokens a step, in the pool's first
+ * blocks. `submit` submits one row whose logits go to the given place. Waits: no other step may be in flight. */
+typedef td_err (*td_steps_submit_fn)(void *engine, const struct td_row *row, float *logits);
+td_err td_steps_logits(struct td_steps *q, td_steps_submit_fn submit, void *engine,
+                       const int32_t *tokens, uint32_t n, uint32_t chunk,
+                       float *out_logits) TD_MUST_CHECK;
+
 /* engine; step number `taken` (counted from 0) if it has been submitted, else NULL. */
 struct td_step *td_steps_take(struct td_steps *q, uint32_t taken);
 /* engine; the first n layers of the step may be read; wakes the transfer thread where a row asked. */

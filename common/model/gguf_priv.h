@@ -37,6 +37,9 @@ extern const uint8_t td__gguf_value_bytes[TD__GGUF_N_VALUES];
 
 /* Order of bytes, then of length: the order of kv_sorted and tensors_sorted. */
 int td__str_cmp(struct td_str a, struct td_str b);
+/* The tensor of this name by its index of names; NULL without. */
+const struct td_gguf_tensor *td__tensor_find(const struct td_gguf_tensor *tensors,
+                                             const uint32_t *sorted, size_t n, struct td_str name);
 /* NULL without the key. */
 const struct td__gguf_kv *td__gguf_find(const struct td_gguf *g, const char *key);
 

@@ -119,16 +119,16 @@ const struct td_gguf_tensor *td_gguf_tensor_at(const struct td_gguf *g, size_t i
     return &g->tensors[i];
 }
 
-const struct td_gguf_tensor *td_gguf_tensor(const struct td_gguf *g, const char *name)
+const struct td_gguf_tensor *td__tensor_find(const struct td_gguf_tensor *tensors,
+                                             const uint32_t *sorted, size_t n, struct td_str name)
 {
-    struct td_str want = {name, strlen(name)};
     size_t lo = 0;
-    size_t hi = g->n_tensors;
+    size_t hi = n;
 
     while (lo < hi) {
         size_t mid = lo + (hi - lo) / 2;
-        const struct td_gguf_tensor *t = &g->tensors[g->tensors_sorted[mid]];
-        int c = td__str_cmp(t->name, want);
+        const struct td_gguf_tensor *t = &tensors[sorted[mid]];
+        int c = td__str_cmp(t->name, name);
 
         if (c == 0) {
             return t;
@@ -140,6 +140,12 @@ const struct td_gguf_tensor *td_gguf_tensor(const struct td_gguf *g, const char 
         }
     }
     return NULL;
+}
+
+const struct td_gguf_tensor *td_gguf_tensor(const struct td_gguf *g, const char *name)
+{
+    struct td_str want = {name, strlen(name)};
+    return td__tensor_find(g->tensors, g->tensors_sorted, g->n_tensors, want);
 }
 
 bool td_gguf_has(const struct td_gguf *g, const char *key)

@@ -324,24 +324,7 @@ const struct td_gguf_tensor *td_safetensors_at(const struct td_safetensors *st, 
 const struct td_gguf_tensor *td_safetensors_find(const struct td_safetensors *st,
                                                  struct td_str name)
 {
-    size_t lo = 0;
-    size_t hi = st->n;
-
-    while (lo < hi) {
-        size_t mid = lo + (hi - lo) / 2;
-        const struct td_gguf_tensor *t = &st->tensors[st->by_name[mid]];
-        int c = td__str_cmp(t->name, name);
-
-        if (c == 0) {
-            return t;
-        }
-        if (c < 0) {
-            lo = mid + 1;
-        } else {
-            hi = mid;
-        }
-    }
-    return NULL;
+    return td__tensor_find(st->tensors, st->by_name, st->n, name);
 }
 
 uint64_t td_safetensors_file_bytes(const struct td_safetensors *st)
