@@ -49,9 +49,9 @@ struct rt_client {
     struct rt_shell *shell; /* borrowed */
     void *x;                /* borrowed: the exchange, or the call; NULL: gone or answered */
     struct rt_client *prev, *next;
-    struct rt_key *key; /* borrowed; one admission is held */
-    struct rt_job *job; /* owned; NULL while it is the worker's */
-    bool grpc;          /* x is a call */
+    struct td_api_key *key; /* borrowed; one admission is held */
+    struct rt_job *job;     /* owned; NULL while it is the worker's */
+    bool grpc;              /* x is a call */
     bool chat, at_worker, streaming, starting, failed;
     uint32_t hold; /* frames below us still use the object */
     char request_id[TD_WIRE_MAX_NAME], id[TD_WIRE_MAX_NAME + 16], path[64];
@@ -152,7 +152,7 @@ static void free_if_over(struct rt_client *c)
 {
     if (c->x == NULL && !c->at_worker && c->hold == 0 && c->n_live == 0) {
         report(c);
-        rt_key_done(c->key, c->usage.prompt_tokens + c->usage.completion_tokens);
+        td_api_key_done(c->key, c->usage.prompt_tokens + c->usage.completion_tokens);
         client_free(c);
     }
 }
@@ -614,7 +614,7 @@ static void submit_choice(struct rt_client *c, uint32_t i)
     struct rt_submit sub = {.prompt = c->job->ids[prompt],
                             .n_prompt = c->job->n_ids[prompt],
                             .sampling = c->job->sampling[prompt],
-                            .priority = rt_keys_open(c->shell->keys) ? api->priority : priority,
+                            .priority = td_api_keys_open(c->shell->keys) ? api->priority : priority,
                             .budget_us = budget_of(c),
                             .tenant = c->key->tenant,
                             .traceparent = c->trace.traceparent,
@@ -709,14 +709,14 @@ static void note_trace(struct rt_client *c, const struct td_http_request *r)
     (void)snprintf(c->path, sizeof c->path, "%.63s", r->path);
 }
 
-td_err rt__client_admit(struct rt_shell *s, struct rt_key *key, double *out_retry_s)
+td_err rt__client_admit(struct rt_shell *s, struct td_api_key *key, double *out_retry_s)
 {
     if (s->draining) {
         *out_retry_s = 5;
         return TD_ERR_DRAINING;
     }
     td_err err =
-        TD_FAULT(RT_ADMIT) ? TD_ERR_OVERLOADED : rt_key_admit(key, td_now_us(), out_retry_s);
+        TD_FAULT(RT_ADMIT) ? TD_ERR_OVERLOADED : td_api_key_admit(key, td_now_us(), out_retry_s);
     if (err != TD_OK) {
         TD_LOG(INFO, "rt_admit refused", "key=%s err=%s", key->id, td_err_code(err));
     }
@@ -760,13 +760,13 @@ static void to_worker(struct rt_client *c)
     }
 }
 
-void rt__client_start(struct rt_shell *s, struct td_http_exchange *x, bool chat, struct rt_key *key,
-                      const char *request_id)
+void rt__client_start(struct rt_shell *s, struct td_http_exchange *x, bool chat,
+                      struct td_api_key *key, const char *request_id)
 {
     const struct td_http_request *r = td_http_exchange_request(x);
     struct rt_client *c = client_new(s, chat, r->body, r->body_len);
     if (c == NULL) {
-        rt_key_done(key, 0);
+        td_api_key_done(key, 0);
         td_http_refuse(x, TD_ERR_NO_MEMORY, "out of memory", NULL, 1);
         return;
     }
@@ -781,13 +781,13 @@ void rt__client_start(struct rt_shell *s, struct td_http_exchange *x, bool chat,
     to_worker(c);
 }
 
-void rt__client_start_call(struct rt_shell *s, struct td_grpc_call *call, struct rt_key *key,
+void rt__client_start_call(struct rt_shell *s, struct td_grpc_call *call, struct td_api_key *key,
                            const uint8_t *message, size_t len)
 {
     const struct td_http_request *r = td_grpc_call_request(call);
     struct rt_client *c = client_new(s, false, message, len);
     if (c == NULL) {
-        rt_key_done(key, 0);
+        td_api_key_done(key, 0);
         td_grpc_fail(call, TD_ERR_NO_MEMORY, NULL, 1);
         return;
     }
@@ -805,7 +805,7 @@ void rt__client_start_call(struct rt_shell *s, struct td_grpc_call *call, struct
     to_worker(c);
 }
 
-bool rt__client_cancel(struct rt_shell *s, const char *id, const struct rt_key *key)
+bool rt__client_cancel(struct rt_shell *s, const char *id, const struct td_api_key *key)
 {
     struct rt_client *c = s->clients;
     while (c != NULL && (c->x == NULL || !c->grpc || strcmp(c->id, id) != 0 ||

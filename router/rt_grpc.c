@@ -15,7 +15,6 @@
 #include "router/rt_shell_int.h"
 
 #define ANSWER_MAX  (8u << 20)
-#define KEY_MAX     1024
 #define ARENA_BYTES (64u << 20)
 
 struct rt_grpc {
@@ -28,22 +27,15 @@ struct rt_grpc {
 
 /* ---- who may call ---- */
 
-/* The key comes as `authorization: Bearer KEY` or as `x-api-key: KEY`. */
 static td_err admit(void *arg, struct td_grpc_call *c)
 {
     const struct rt_grpc *g = arg;
     const struct td_http_request *r = td_grpc_call_request(c);
-    const char *bearer = td_http_header_get(r, "authorization");
-    const char *bare = td_http_header_get(r, "x-api-key");
-    char text[KEY_MAX], id[TD_WIRE_MAX_NAME];
-    struct rt_key *key = NULL;
-    if (bearer == NULL && bare != NULL && strlen(bare) + sizeof "Bearer " <= sizeof text) {
-        (void)snprintf(text, sizeof text, "Bearer %s", bare);
-        bearer = text;
-    }
+    char id[TD_WIRE_MAX_NAME];
+    struct td_api_key *key = NULL;
     rt__request_id(g->shell, r, id);
     td_grpc_call_set_request_id(c, id);
-    td_err err = rt_keys_check(g->shell->keys, bearer, &key);
+    td_err err = td_api_keys_check_request(g->shell->keys, r, &key);
     td_grpc_call_set_tag(c, key);
     if (err != TD_OK) {
         rt_metrics_answer(g->shell->metrics, td_err_http(err), err);
@@ -142,7 +134,8 @@ static void run_errand(struct rt_grpc *g, struct td_grpc_call *c, enum rt_job_wh
     if (!admitted(g, c)) {
         return;
     }
-    rt_key_done(td_grpc_call_tag(c), 0); /* counted as a request; no token of the engine is used */
+    td_api_key_done(td_grpc_call_tag(c),
+                    0); /* counted as a request; no token of the engine is used */
     struct errand *e = td_zalloc(1, sizeof *e);
     struct rt_job *job =
         e != NULL ? rt_job_create(false, message, len, td_wall_us() / 1000000, e) : NULL;

@@ -47,12 +47,12 @@ static bool is_json(const char *type)
 static void refuse_by_key(struct rt_call *c, td_err err, double retry_s)
 {
     static const char *const parts[] = {"limit", "remaining", "reset"};
-    struct rt_key_limit limits[RT_KEY_LIMITS];
+    struct td_api_key_limit limits[TD_API_KEY_LIMITS];
     struct td_http_header h[TD_HTTP_REFUSE_EXTRA] = {{"x-request-id", c->id}};
-    char names[RT_KEY_LIMITS][3][48], values[RT_KEY_LIMITS][3][32];
-    uint32_t n = rt_key_limits(c->key, limits), n_h = 1;
+    char names[TD_API_KEY_LIMITS][3][48], values[TD_API_KEY_LIMITS][3][32];
+    uint32_t n = td_api_key_limits(c->key, limits), n_h = 1;
     for (uint32_t i = 0; i < n; i++) {
-        const struct rt_key_limit *l = &limits[i];
+        const struct td_api_key_limit *l = &limits[i];
         (void)snprintf(values[i][0], sizeof values[i][0], "%.0f", ceil(l->limit));
         (void)snprintf(values[i][1], sizeof values[i][1], "%.0f", floor(l->remaining));
         (void)snprintf(values[i][2], sizeof values[i][2], "%.2fs", fmin(l->reset_s, 1e9));
@@ -248,7 +248,7 @@ static void serve(struct rt_shell *s, struct td_http_exchange *x, unsigned port)
     const struct route *route = find_route(c.r, port, &known);
     td_err err = TD_OK;
     if (port == PUBLIC && (route == NULL || !route->open)) {
-        err = rt_keys_check(s->keys, td_http_header_get(c.r, "authorization"), &c.key);
+        err = td_api_keys_check(s->keys, td_http_header_get(c.r, "authorization"), &c.key);
     }
     if (err == TD_OK && route == NULL) {
         err = known ? TD_ERR_METHOD : TD_ERR_NOT_FOUND;

@@ -12,7 +12,7 @@ struct rt_call {
     struct rt_shell *s;
     struct td_http_exchange *x;
     const struct td_http_request *r;
-    struct rt_key *key;
+    struct td_api_key *key;
     char id[TD_WIRE_MAX_NAME]; /* x-request-id of every answer */
 };
 

@@ -9,6 +9,7 @@
 #include "common/base/log.h"
 #include "common/base/mem.h"
 #include "common/base/rng.h"
+#include "common/text/model_vocab.h"
 
 #define COMPLETION_TOKENS 16u
 
@@ -24,47 +25,6 @@ static td_err say(struct rt_api_error *error, td_err err, const char *param, con
     (void)snprintf(error->param, sizeof error->param, "%s", param);
     error->err = err;
     return err;
-}
-
-/* The reader's strings and the tokenizer's have the same shape but other names: copied once, at
- * start. */
-static struct td_text_str *strings(const struct td_str *s, uint32_t n)
-{
-    struct td_text_str *out = td_zalloc((size_t)n + 1, sizeof *out);
-    for (uint32_t i = 0; out != NULL && i < n; i++) {
-        out[i] = (struct td_text_str){.ptr = s[i].data, .len = s[i].len};
-    }
-    return out;
-}
-
-static td_err make_vocab(struct rt_model *m)
-{
-    const struct td_model_tokenizer *t = td_model_tokenizer(m->file);
-    struct td_text_vocab_src src = TD_TEXT_VOCAB_SRC_INIT;
-    char pre[64];
-    (void)snprintf(pre, sizeof pre, "%.*s", (int)(t->pre.len < 63 ? t->pre.len : 63),
-                   t->pre.data != NULL ? t->pre.data : "");
-    TD_CLEANUP(td_freep) struct td_text_str *pieces = strings(t->tokens, t->n_tokens);
-    TD_CLEANUP(td_freep) struct td_text_str *merges = strings(t->merges, t->n_merges);
-    if (pieces == NULL || merges == NULL) {
-        return TD_ERR_NO_MEMORY;
-    }
-    src.n_tokens = t->n_tokens;
-    src.pieces = pieces;
-    src.token_type = t->types;
-    src.n_merges = t->n_merges;
-    src.merges = merges;
-    src.pre = pre;
-    src.bos = t->bos;
-    src.eos = t->eos;
-    src.eot = t->eot;
-    src.pad = t->pad;
-    src.unk = t->unk;
-    src.add_bos = t->add_bos ? 1 : 0;
-    src.add_space_prefix = t->add_space_prefix;
-    src.ignore_merges = t->ignore_merges;
-    src.nfc = t->nfc;
-    return td_text_vocab_create(&src, &m->vocab);
 }
 
 static td_err read_file(const char *path, char **out, size_t *out_len)
@@ -118,7 +78,7 @@ td_err rt_model_open(const struct rt_model_params *p, struct rt_model **out_mode
         return TD_ERR_NO_MEMORY;
     }
     td_err err = td_model_open(p->path, &m->file);
-    err = err == TD_OK ? make_vocab(m) : err;
+    err = err == TD_OK ? td_text_vocab_of_model(td_model_tokenizer(m->file), &m->vocab) : err;
     err = err == TD_OK ? make_template(m, p) : err;
     if (err != TD_OK) {
         rt_model_close(m);

@@ -394,7 +394,7 @@ static td_err make_all(struct rt_shell *s)
                                  .n_names = s->p.n_served_names,
                                  .max_model_len = s->p.max_model_len};
     TD_TRY(rt_model_open(&mp, &s->model));
-    TD_TRY(rt_keys_load(s->p.api_key_file, &s->keys));
+    TD_TRY(td_api_keys_load(s->p.api_key_file, &s->keys));
     TD_TRY(make_core(s));
     TD_TRY(rt_worker_create(s->p.loop, s->model, rt__client_job_done, s, &s->worker));
     TD_TRY(td_timer_create(s->p.loop, "rt-core", on_core_timer, s, &s->core_timer));
@@ -475,7 +475,7 @@ struct rt_shell *rt_shell_destroy(struct rt_shell *s)
     rt_actions_fini(&s->acts);
     td_arena_destroy(s->arena);
     td_buf_fini(&s->out);
-    rt_keys_destroy(s->keys);
+    td_api_keys_destroy(s->keys);
     rt_model_close(s->model);
     free(s->cancels);
     free(s);

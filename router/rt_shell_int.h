@@ -6,6 +6,7 @@
 #define ROUTER_RT_SHELL_INT_H
 
 #include "common/base/ring.h"
+#include "common/io/api_keys.h"
 #include "common/io/grpc_admin.h"
 #include "common/io/grpc_server.h"
 #include "common/io/http_server.h"
@@ -13,7 +14,6 @@
 #include "common/io/link_nng.h"
 #include "router/rt_core.h"
 #include "router/rt_history.h"
-#include "router/rt_keys.h"
 #include "router/rt_live.h"
 #include "router/rt_metrics.h"
 #include "router/rt_model.h"
@@ -43,7 +43,7 @@ struct rt_shell {
     uint8_t salt_secret[32]; /* keys the cache salt: HMAC over tenant and the client's salt */
     uint64_t next_id;        /* of requests, part of their ids */
     struct rt_model *model;  /* owned, like all below */
-    struct rt_keys *keys;
+    struct td_api_keys *keys;
     struct rt_worker *worker;
     struct rt_core *core;
     struct rt_actions acts;
@@ -95,15 +95,16 @@ void rt__probe_token(struct rt_probe *p);
 void rt__probe_end(struct rt_probe *p, const struct rt_action *a);
 
 /* rt_client.c */
-void rt__client_start(struct rt_shell *s, struct td_http_exchange *x, bool chat, struct rt_key *key,
-                      const char *request_id);
-/* Draining, or a limit of the key: *out_retry_s says when to come again. Else one admission is held until rt_key_done. */
-td_err rt__client_admit(struct rt_shell *s, struct rt_key *key, double *out_retry_s) TD_MUST_CHECK;
+void rt__client_start(struct rt_shell *s, struct td_http_exchange *x, bool chat,
+                      struct td_api_key *key, const char *request_id);
+/* Draining, or a limit of the key: *out_retry_s says when to come again. Else one admission is held until td_api_key_done. */
+td_err rt__client_admit(struct rt_shell *s, struct td_api_key *key,
+                        double *out_retry_s) TD_MUST_CHECK;
 /* A GenerateRequest; takes the admission. */
-void rt__client_start_call(struct rt_shell *s, struct td_grpc_call *call, struct rt_key *key,
+void rt__client_start_call(struct rt_shell *s, struct td_grpc_call *call, struct td_api_key *key,
                            const uint8_t *message, size_t len);
 /* Ends the gRPC answer of this id when it is of the same tenant; false: there is none. */
-bool rt__client_cancel(struct rt_shell *s, const char *id, const struct rt_key *key);
+bool rt__client_cancel(struct rt_shell *s, const char *id, const struct td_api_key *key);
 /* The client's own id when it is a clean one, else a new one. */
 void rt__request_id(struct rt_shell *s, const struct td_http_request *r,
                     char out[TD_WIRE_MAX_NAME]);

@@ -1,10 +1,8 @@
-/* The exported files' shape; that Hugging Face reads the same ids out of them: tests/text_oracle.py export. */
+/* The command; what it writes: tests/unit/text/hf_files_test.c. */
 #include "ctl/export_tokenizer.h"
 
-#include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 
 #include "common/base/mem.h"
@@ -12,147 +10,6 @@
 #include "common/model/random_model.h"
 #include "tests/tiny/tiny_gguf.h"
 #include "tests/unit/check.h"
-
-#define STR(s) ((struct td_str){.data = (s), .len = sizeof(s) - 1})
-
-static const struct td_str pieces[] = {{.data = "<s>", .len = 3},
-                                       {.data = "a", .len = 1},
-                                       {.data = "b\"", .len = 2},
-                                       {.data = "<u>", .len = 3}};
-static const int32_t types[] = {3, 1, 1, 4};
-static const struct td_str merges[] = {{.data = "a b\"", .len = 4}};
-
-static struct td_model_tokenizer plain(const char *pre)
-{
-    return (struct td_model_tokenizer){.model = STR("gpt2"),
-                                       .pre = {.data = pre, .len = strlen(pre)},
-                                       .n_tokens = 4,
-                                       .tokens = pieces,
-                                       .types = types,
-                                       .n_merges = 1,
-                                       .merges = merges,
-                                       .bos = 0,
-                                       .eos = 0,
-                                       .eot = -1,
-                                       .unk = -1,
-                                       .pad = -1,
-                                       .ignore_merges = -1,
-                                       .nfc = -1};
-}
-
-static json_t *parse(struct td_buf *b)
-{
-    json_error_t e;
-    json_t *j = json_loadb((const char *)b->data, b->len, 0, &e);
-    if (j == NULL) {
-        fail_msg("%s at %d", e.text, e.position);
-    }
-    return j;
-}
-
-static json_t *exported(const struct td_model_tokenizer *t)
-{
-    struct td_buf b;
-    td_buf_init(&b, 1 << 20);
-    assert_int_equal(ctl_tokenizer_json(t, &b), TD_OK);
-    json_t *j = parse(&b);
-    td_buf_fini(&b);
-    return j;
-}
-
-static const char *type_at(json_t *j, const char *key)
-{
-    const char *s = json_string_value(json_object_get(json_object_get(j, key), "type"));
-    return s != NULL ? s : "";
-}
-
-static void pieces_merges_and_added_tokens_are_all_there(void **state)
-{
-    (void)state;
-    struct td_model_tokenizer t = plain("gpt-2");
-    json_t *j = exported(&t), *m = json_object_get(j, "model"),
-           *added = json_object_get(j, "added_tokens");
-    assert_int_equal(json_object_size(json_object_get(m, "vocab")), 4);
-    assert_int_equal(json_integer_value(json_object_get(json_object_get(m, "vocab"), "b\"")), 2);
-    assert_string_equal(json_string_value(json_array_get(json_object_get(m, "merges"), 0)),
-                        "a b\"");
-    assert_int_equal(json_array_size(added), 2);
-    assert_true(json_is_true(json_object_get(json_array_get(added, 0), "special")));
-    assert_true(json_is_false(json_object_get(json_array_get(added, 1), "special")));
-    assert_int_equal(json_integer_value(json_object_get(json_array_get(added, 1), "id")), 3);
-    assert_string_equal(type_at(j, "pre_tokenizer"), "ByteLevel");
-    assert_string_equal(type_at(j, "post_processor"), "ByteLevel");
-    json_decref(j);
-}
-
-static void each_family_has_its_own_rules(void **state)
-{
-    static const struct {
-        const char *pre, *normalizer;
-        bool ignore;
-        const char *first; /* of the sequence */
-    } rows[] = {{"smollm", "", false, "Digits"},
-                {"llama-bpe", "", true, "Split"},
-                {"qwen2", "NFC", false, "Split"},
-                {"qwen35", "", false, "Split"}};
-    (void)state;
-    for (size_t i = 0; i < TD_COUNT(rows); i++) {
-        struct td_model_tokenizer t = plain(rows[i].pre);
-        json_t *j = exported(&t);
-        json_t *steps = json_object_get(json_object_get(j, "pre_tokenizer"), "pretokenizers");
-        assert_string_equal(json_string_value(json_object_get(json_array_get(steps, 0), "type")),
-                            rows[i].first);
-        assert_string_equal(type_at(j, "normalizer"), rows[i].normalizer);
-        json_t *ignore = json_object_get(json_object_get(j, "model"), "ignore_merges");
-        assert_int_equal(json_is_true(ignore), rows[i].ignore);
-        json_decref(j);
-        t.ignore_merges =
-            rows[i].ignore ? 0 : 1; /* the file's word goes before the family's habit */
-        t.nfc = 1;
-        j = exported(&t);
-        ignore = json_object_get(json_object_get(j, "model"), "ignore_merges");
-        assert_int_equal(json_is_true(ignore), !rows[i].ignore);
-        assert_string_equal(type_at(j, "normalizer"), "NFC");
-        json_decref(j);
-    }
-    struct td_model_tokenizer t = plain("unheard-of");
-    struct td_buf b;
-    td_buf_init(&b, 1 << 20);
-    assert_int_equal(ctl_tokenizer_json(&t, &b), TD_ERR_FILE_UNSUPPORTED);
-    td_buf_fini(&b);
-}
-
-static void bos_stands_in_front_when_the_model_wants_it(void **state)
-{
-    (void)state;
-    struct td_model_tokenizer t = plain("llama-bpe");
-    t.add_bos = true;
-    json_t *j = exported(&t);
-    assert_string_equal(type_at(j, "post_processor"), "TemplateProcessing");
-    json_t *tokens = json_object_get(json_object_get(j, "post_processor"), "special_tokens");
-    json_t *ids = json_object_get(json_object_get(tokens, "<s>"), "ids");
-    assert_int_equal(json_integer_value(json_array_get(ids, 0)), 0);
-    json_decref(j);
-}
-
-static void the_configuration_names_special_tokens_and_the_template(void **state)
-{
-    (void)state;
-    struct td_model_tokenizer t = plain("gpt-2");
-    struct td_buf b;
-    t.chat_template = STR("{% for m in messages %}\"{{ m.content }}\"\n{% endfor %}");
-    td_buf_init(&b, 1 << 20);
-    assert_int_equal(ctl_tokenizer_config_json(&t, 2048, &b), TD_OK);
-    json_t *j = parse(&b);
-    assert_string_equal(json_string_value(json_object_get(j, "bos_token")), "<s>");
-    assert_string_equal(json_string_value(json_object_get(j, "pad_token")), "<s>");
-    assert_null(json_object_get(j, "unk_token"));
-    assert_int_equal(json_integer_value(json_object_get(j, "model_max_length")), 2048);
-    assert_string_equal(json_string_value(json_object_get(j, "chat_template")),
-                        t.chat_template.data);
-    json_decref(j);
-    td_buf_fini(&b);
-}
 
 static enum ctl_exit run(const char *model, const char *dir)
 {
@@ -237,10 +94,6 @@ static void a_directory_comes_back_as_it_was(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(pieces_merges_and_added_tokens_are_all_there),
-        cmocka_unit_test(each_family_has_its_own_rules),
-        cmocka_unit_test(bos_stands_in_front_when_the_model_wants_it),
-        cmocka_unit_test(the_configuration_names_special_tokens_and_the_template),
         cmocka_unit_test(the_command_writes_both_files_or_says_why_not),
         cmocka_unit_test(a_directory_comes_back_as_it_was),
     };

@@ -1,5 +1,5 @@
-#define TD_LOG_ROOM "router"
-#include "router/rt_keys.h"
+#define TD_LOG_ROOM "io"
+#include "common/io/api_keys.h"
 
 #include <ctype.h>
 #include <stdio.h>
@@ -13,11 +13,12 @@
 #include "common/base/mem.h"
 
 #define MAX_FILE (4u << 20)
+#define KEY_MAX  1024
 
-struct rt_keys {
+struct td_api_keys {
     bool open; /* no file: keys[0] is everyone */
     uint32_t n;
-    struct rt_key keys[];
+    struct td_api_key keys[];
 };
 
 static int hex_digit(char c)
@@ -61,7 +62,7 @@ static double burst_of(double requests_per_s)
     return requests_per_s < 1 ? 1 : requests_per_s;
 }
 
-static const char *parse_fields(char *fields[7], struct rt_key *k)
+static const char *parse_fields(char *fields[7], struct td_api_key *k)
 {
     double prio = 0, concurrent = 0;
     if (strlen(fields[0]) >= sizeof k->id || strlen(fields[2]) >= sizeof k->tenant) {
@@ -88,7 +89,7 @@ static const char *parse_fields(char *fields[7], struct rt_key *k)
 }
 
 /* One line; NULL when it is fine (or empty, then *out_used is false). */
-static const char *parse_line(char *line, struct rt_key *k, bool *out_used)
+static const char *parse_line(char *line, struct td_api_key *k, bool *out_used)
 {
     char *fields[7], *save = NULL;
     uint32_t n = 0;
@@ -110,7 +111,7 @@ static const char *parse_line(char *line, struct rt_key *k, bool *out_used)
     return parse_fields(fields, k);
 }
 
-static td_err parse_all(char *text, struct rt_keys *keys)
+static td_err parse_all(char *text, struct td_api_keys *keys)
 {
     char *save = NULL;
     unsigned number = 0;
@@ -120,10 +121,10 @@ static td_err parse_all(char *text, struct rt_keys *keys)
             *save++ = 0;
         }
         number++;
-        struct rt_key key = {0};
+        struct td_api_key key = {0};
         bool used = false;
         const char *why = parse_line(line, &key, &used);
-        if (why == NULL && used && keys->n == RT_KEYS_MAX) {
+        if (why == NULL && used && keys->n == TD_API_KEYS_MAX) {
             why = "more keys than this version holds";
         }
         if (why != NULL) {
@@ -137,9 +138,9 @@ static td_err parse_all(char *text, struct rt_keys *keys)
     return TD_OK;
 }
 
-td_err rt_keys_parse(const char *text, size_t len, struct rt_keys **out_keys)
+td_err td_api_keys_parse(const char *text, size_t len, struct td_api_keys **out_keys)
 {
-    struct rt_keys *keys = td_zalloc(1, sizeof *keys + RT_KEYS_MAX * sizeof keys->keys[0]);
+    struct td_api_keys *keys = td_zalloc(1, sizeof *keys + TD_API_KEYS_MAX * sizeof keys->keys[0]);
     char *copy = td_zalloc(len + 1, 1);
     if (keys == NULL || copy == NULL) {
         free(keys);
@@ -157,9 +158,9 @@ td_err rt_keys_parse(const char *text, size_t len, struct rt_keys **out_keys)
     return TD_OK;
 }
 
-static td_err open_to_all(struct rt_keys **out_keys)
+static td_err open_to_all(struct td_api_keys **out_keys)
 {
-    struct rt_keys *keys = td_zalloc(1, sizeof *keys + sizeof keys->keys[0]);
+    struct td_api_keys *keys = td_zalloc(1, sizeof *keys + sizeof keys->keys[0]);
     if (keys == NULL) {
         return TD_ERR_NO_MEMORY;
     }
@@ -172,7 +173,7 @@ static td_err open_to_all(struct rt_keys **out_keys)
     return TD_OK;
 }
 
-td_err rt_keys_load(const char *path, struct rt_keys **out_keys)
+td_err td_api_keys_load(const char *path, struct td_api_keys **out_keys)
 {
     if (path == NULL || path[0] == 0) {
         return open_to_all(out_keys);
@@ -190,23 +191,24 @@ td_err rt_keys_load(const char *path, struct rt_keys **out_keys)
         TD_LOG(ERROR, "API key file too large", "path=%s max=%u", path, MAX_FILE);
         err = TD_ERR_CONFIG;
     }
-    err = err == TD_OK ? rt_keys_parse(text, n, out_keys) : err;
+    err = err == TD_OK ? td_api_keys_parse(text, n, out_keys) : err;
     free(text);
     return err;
 }
 
-struct rt_keys *rt_keys_destroy(struct rt_keys *k)
+struct td_api_keys *td_api_keys_destroy(struct td_api_keys *k)
 {
     free(k);
     return NULL;
 }
 
-bool rt_keys_open(const struct rt_keys *k)
+bool td_api_keys_open(const struct td_api_keys *k)
 {
     return k->open;
 }
 
-td_err rt_keys_check(struct rt_keys *k, const char *authorization, struct rt_key **out_key)
+td_err td_api_keys_check(struct td_api_keys *k, const char *authorization,
+                         struct td_api_key **out_key)
 {
     uint8_t hash[32];
     if (k->open) {
@@ -218,7 +220,7 @@ td_err rt_keys_check(struct rt_keys *k, const char *authorization, struct rt_key
     }
     const char *secret = authorization + 7;
     (void)SHA256((const uint8_t *)secret, strlen(secret), hash);
-    struct rt_key *found = NULL;
+    struct td_api_key *found = NULL;
     for (uint32_t i = 0; i < k->n;
          i++) { /* all of them: the time must not tell which one matched */
         if (CRYPTO_memcmp(k->keys[i].sha256, hash, sizeof hash) == 0) {
@@ -232,7 +234,20 @@ td_err rt_keys_check(struct rt_keys *k, const char *authorization, struct rt_key
     return TD_OK;
 }
 
-static void refill(struct rt_key *key, int64_t now_us)
+td_err td_api_keys_check_request(struct td_api_keys *k, const struct td_http_request *r,
+                                 struct td_api_key **out_key)
+{
+    const char *bearer = td_http_header_get(r, "authorization");
+    const char *bare = td_http_header_get(r, "x-api-key");
+    char text[KEY_MAX];
+    if (bearer == NULL && bare != NULL && strlen(bare) + sizeof "Bearer " <= sizeof text) {
+        (void)snprintf(text, sizeof text, "Bearer %s", bare);
+        bearer = text;
+    }
+    return td_api_keys_check(k, bearer, out_key);
+}
+
+static void refill(struct td_api_key *key, int64_t now_us)
 {
     double s = key->refilled_us != 0 ? (double)(now_us - key->refilled_us) * 1e-6 : 0;
     double burst = burst_of(key->requests_per_s);
@@ -244,7 +259,7 @@ static void refill(struct rt_key *key, int64_t now_us)
         key->token_tokens > key->tokens_per_min ? key->tokens_per_min : key->token_tokens;
 }
 
-td_err rt_key_admit(struct rt_key *key, int64_t now_us, double *out_retry_s)
+td_err td_api_key_admit(struct td_api_key *key, int64_t now_us, double *out_retry_s)
 {
     refill(key, now_us);
     if (key->max_concurrent > 0 && key->concurrent >= key->max_concurrent) {
@@ -264,13 +279,14 @@ td_err rt_key_admit(struct rt_key *key, int64_t now_us, double *out_retry_s)
     return TD_OK;
 }
 
-static struct rt_key_limit bucket(const char *what, double limit, double left, double per_s)
+static struct td_api_key_limit bucket(const char *what, double limit, double left, double per_s)
 {
     left = left < 0 ? 0 : left;
-    return (struct rt_key_limit){what, limit, left, left < limit ? (limit - left) / per_s : 0};
+    return (struct td_api_key_limit){what, limit, left, left < limit ? (limit - left) / per_s : 0};
 }
 
-uint32_t rt_key_limits(const struct rt_key *key, struct rt_key_limit out[RT_KEY_LIMITS])
+uint32_t td_api_key_limits(const struct td_api_key *key,
+                           struct td_api_key_limit out[TD_API_KEY_LIMITS])
 {
     uint32_t n = 0;
     if (key->requests_per_s > 0) {
@@ -283,12 +299,12 @@ uint32_t rt_key_limits(const struct rt_key *key, struct rt_key_limit out[RT_KEY_
     }
     if (key->max_concurrent > 0) {
         uint32_t left = key->max_concurrent - key->concurrent;
-        out[n++] = (struct rt_key_limit){"concurrent", key->max_concurrent, left, 0};
+        out[n++] = (struct td_api_key_limit){"concurrent", key->max_concurrent, left, 0};
     }
     return n;
 }
 
-void rt_key_done(struct rt_key *key, uint64_t tokens)
+void td_api_key_done(struct td_api_key *key, uint64_t tokens)
 {
     key->concurrent -= key->concurrent > 0 ? 1 : 0;
     key->token_tokens -= (double)tokens;
