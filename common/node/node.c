@@ -135,6 +135,7 @@ void nd__event(struct td_node *n, const struct nd_event *ev)
     settle(n);
     td_timer_set(n->core_timer, n->p.role->next_deadline(n->core));
     nd__state_publish(n);
+    nd__local_speak(n);
 }
 
 void nd__state(struct td_node *n, struct td_wire_state *out)
@@ -279,6 +280,7 @@ static td_err make_all(struct td_node *n)
     TD_TRY(td_watch_create(n->p.loop, "nd-engine", n->p.engine->ops->event_fd(n->p.engine),
                            TD_WATCH_READ, on_engine, n, &n->engine_watch));
     TD_TRY(make_xfer(n));
+    TD_TRY(nd__local_create(n));
     TD_TRY(make_admin(n));
     TD_TRY(nd__links_create(n)); /* tells routers the admin port */
     td_timer_set(n->state_timer, td_now_us() + ND_STATE_IDLE_US);
@@ -338,6 +340,7 @@ struct td_node *td_node_destroy(struct td_node *n)
     td_xfer_destroy(n->xfer);
     td_timer_destroy(n->core_timer);
     td_timer_destroy(n->state_timer);
+    nd__local_destroy(n);
     if (n->core != NULL) {
         n->p.role->destroy(n->core);
     }
@@ -375,7 +378,7 @@ bool td_node_idle(const struct td_node *n)
             return false;
         }
     }
-    return n->p.role->work_count(n->core) == 0;
+    return n->p.role->work_count(n->core) == 0 && td_node_local_count(n) == 0;
 }
 
 void td_node_bye(struct td_node *n)

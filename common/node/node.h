@@ -18,6 +18,7 @@
 #include "common/model/engine.h"
 #include "common/model/model.h"
 #include "common/node/core.h"
+#include "common/node/local.h"
 
 struct td_node_params {
     struct td_loop *loop; /* borrowed, like everything here */
@@ -40,6 +41,8 @@ struct td_node_params {
     double model_load_s;  /* what loading the model took, for the figures */
     struct td_otlp *otlp; /* NULL: no traces */
     bool metrics_vllm;    /* also the names of interfaces.md 2.1 */
+    bool local;           /* a service of this process submits requests: td_node_submit */
+    double hold_s;        /* how long a prompt is held for an outside router; 0: ND_LOCAL_HOLD_MS */
 };
 
 struct td_node;
@@ -56,5 +59,20 @@ bool td_node_idle(const struct td_node *n);
 /* Parts from the routers, so that they need not find out; td_node_gone: they have been told. */
 void td_node_bye(struct td_node *n);
 bool td_node_gone(const struct td_node *n);
+
+/* ---- a service of this process as the router of its own requests (common/node/local.h says what comes of them) ----
+ * For a node created with `local`. Call them on the loop thread, outside of the node's own events: from other callbacks of the loop,
+ * or from the ops. */
+
+/* Takes a request; everything in `r` is borrowed for the call, `ops` and `arg` until the work's end. Errors: nd_local_submit. */
+td_err td_node_submit(struct td_node *n, const struct nd_local_request *r,
+                      const struct nd_local_ops *ops, void *arg, uint64_t *out_ref) TD_MUST_CHECK;
+/* Ends a work, in whatever state; also gives back what a HOLD keeps. on_end follows (TD_ERR_CANCELLED, unless it has ended). A ref
+ * that is over is ignored. */
+void td_node_cancel(struct td_node *n, uint64_t ref);
+/* No callback about this work any more; it goes on unless it is cancelled too. */
+void td_node_detach(struct td_node *n, uint64_t ref);
+/* Works that the service has submitted and that are not over, holds included. */
+uint32_t td_node_local_count(const struct td_node *n);
 
 #endif

@@ -1,5 +1,5 @@
 /* node_int.h - what the parts of the node shell share: node.c (life, core, engine), node_link.c (routers, load),
- * node_admin.c (HTTP), node_metrics.c (figures). Not for others.
+ * node_admin.c (HTTP), node_local.c (requests of this process), node_metrics.c (figures). Not for others.
  */
 #ifndef TD_NODE_NODE_INT_H
 #define TD_NODE_NODE_INT_H
@@ -39,6 +39,9 @@ struct td_node {
     struct td_http_server *admin;
     struct td_grpc_admin *grpc; /* on the admin port */
     struct td_timer *core_timer, *state_timer;
+    struct nd_local *local;       /* NULL without */
+    struct td_timer *local_timer; /* words wait that may not be said inside of a service's call */
+    bool local_mute; /* words wait: a service's call is under way, or they are being said */
     struct td_watch *engine_watch, *xfer_watch;
     struct nd_metrics *metrics;
     struct nd_router routers[ND_MAX_ROUTERS];
@@ -64,6 +67,12 @@ void nd__send(struct td_node *n, uint64_t router_epoch, const struct td_wire_msg
 /* Reports load to the routers when it changed or is due. */
 void nd__state_publish(struct td_node *n);
 void nd__state_timer(void *arg);
+
+/* node_local.c */
+td_err nd__local_create(struct td_node *n) TD_MUST_CHECK;
+void nd__local_destroy(struct td_node *n);
+/* Says what the role has said of the service's works. */
+void nd__local_speak(struct td_node *n);
 
 /* node_admin.c */
 enum td_health nd__health(void *arg, const char *service);

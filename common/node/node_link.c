@@ -50,6 +50,10 @@ static void drop_router(struct td_node *n, const struct nd_router *r, td_err rea
 
 void nd__send(struct td_node *n, uint64_t router_epoch, const struct td_wire_msg *m)
 {
+    if (n->local != NULL && router_epoch == nd_local_epoch(n->local)) {
+        nd_local_take(n->local, m);
+        return;
+    }
     struct nd_router *r = find_router(n, router_epoch);
     const struct td_work_id *id = td_wire_id(m);
     if (r == NULL) {

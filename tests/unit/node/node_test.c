@@ -378,6 +378,113 @@ static void failing_allocations_are_errors_without_leaks(void **state)
 
 #define TEST(f) cmocka_unit_test_setup_teardown(f, shell_setup, shell_teardown)
 
+/* ---- requests of a service of this process ---- */
+
+struct service {
+    struct td_node *node;
+    uint64_t ref, second;
+    uint32_t n_tokens, n_ends;
+    bool inside; /* of a call into the node */
+    bool again;  /* submits once more when the first ends */
+    td_err err;
+};
+
+static void answer_local(struct fake_role *f, const struct nd_event *ev, struct nd_actions *out)
+{
+    static const struct td_wire_token none = {0};
+    (void)f;
+    if (ev->type != ND_EV_MSG || ev->msg->type != TD_WIRE_RESERVE) {
+        return;
+    }
+    struct td_wire_token *t = nd_actions_copy(out, &none, sizeof none);
+    t->id = ev->msg->reserve.r.id;
+    t->token = 42;
+    struct td_wire_msg *m = nd_actions_send(out, ev->router_epoch, TD_WIRE_TOKENS);
+    m->tokens = (struct td_wire_tokens){.n = 1, .tokens = t};
+    m = nd_actions_send(out, ev->router_epoch, TD_WIRE_END);
+    m->end = (struct td_wire_end){
+        .id = t->id, .err = TD_ERR_NO_CAPACITY, .text = "full", .stages.transport = ""};
+}
+
+static const struct nd_local_ops service_ops;
+
+static uint64_t submit(struct service *s)
+{
+    uint64_t ref = 0;
+    struct nd_local_request q = {.mode = ND_LOCAL_WHOLE,
+                                 .budget_ms = 1000,
+                                 .prompt = prompt,
+                                 .n_prompt = 3,
+                                 .sampling = {.max_tokens = 4, .top_p = 1}};
+    s->inside = true;
+    assert_int_equal(td_node_submit(s->node, &q, &service_ops, s, &ref), TD_OK);
+    s->inside = false;
+    return ref;
+}
+
+static void service_token(void *arg, const struct nd_local_token *t)
+{
+    struct service *s = arg;
+    assert_false(s->inside);
+    assert_int_equal(t->token, 42);
+    s->n_tokens++;
+}
+
+static void service_end(void *arg, const struct nd_local_end *e)
+{
+    struct service *s = arg;
+    assert_false(s->inside);
+    s->n_ends++;
+    s->err = e->err;
+    if (s->again) {
+        s->again = false;
+        s->second = submit(s);
+    }
+    assert_string_equal(e->text, "full");
+}
+
+static const struct nd_local_ops service_ops = {.on_token = service_token, .on_end = service_end};
+
+static void a_service_of_the_process_is_answered_after_its_call(void **state)
+{
+    struct shell_rig *r = *state;
+    r->p.role_told = TD_ROLE_BOTH;
+    r->p.local = true;
+    shell_start(r);
+    fake_role.next = answer_local;
+    struct service s = {.node = r->node, .again = true};
+    s.ref = submit(&s);
+    assert_int_equal(s.n_ends, 0);
+    assert_int_equal(td_node_local_count(r->node), 1);
+    shell_reaches(r, &s.n_ends, 2, "both ends");
+    assert_int_equal(s.n_tokens, 2);
+    assert_int_equal(s.err, TD_ERR_NO_CAPACITY);
+    assert_true(s.second != 0 && s.second != s.ref);
+    assert_int_equal(td_node_local_count(r->node), 0);
+    td_node_cancel(r->node, s.ref); /* over: nothing is fed */
+    assert_int_equal(fake_role.last_msg, TD_WIRE_RESERVE);
+}
+
+static void a_service_cancels_and_looks_away(void **state)
+{
+    struct shell_rig *r = *state;
+    r->p.role_told = TD_ROLE_BOTH;
+    r->p.local = true;
+    shell_start(r);
+    struct service s = {.node = r->node};
+    s.ref = submit(&s);
+    td_node_cancel(r->node, s.ref);
+    assert_int_equal(fake_role.last_msg, TD_WIRE_CANCEL);
+    fake_role.next = answer_local;
+    struct service gone = {.node = r->node};
+    gone.ref = submit(&gone);
+    td_node_detach(r->node, gone.ref);
+    s.second = submit(&s);
+    shell_reaches(r, &s.n_ends, 1, "the end of the last");
+    assert_int_equal(gone.n_tokens + gone.n_ends, 0);
+    assert_int_equal(td_node_local_count(r->node), 1); /* the role has not ended the first */
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -395,6 +502,8 @@ int main(void)
         TEST(a_router_can_drain_the_node_and_take_it_back),
         TEST(the_admin_port_serves_probes_version_metrics_and_waits),
         TEST(parameters_that_do_not_fit_are_refused),
+        TEST(a_service_of_the_process_is_answered_after_its_call),
+        TEST(a_service_cancels_and_looks_away),
         TEST(failing_allocations_are_errors_without_leaks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
