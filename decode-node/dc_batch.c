@@ -6,9 +6,9 @@
 
 #include "common/base/assert.h"
 
-/* One step is under way at a time and tokens go to the engine by value. Rows with tokens == NULL
- * (the engine's own last sample) would let step n+1 be planned while n runs; what that needs beyond
- * this file is that ends found late give their row back. */
+/* While a step runs, the next one may be planned: a row whose token is still to come takes it inside
+ * the engine (tokens == NULL). An end that is found when that next step is already under way leaves a
+ * row in it for nothing; its result is dropped, and slot and blocks come back when it has ended. */
 
 void dc_say_token(struct dc_core *c, const struct dc_seq *s, uint32_t index, int32_t token,
                   float logprob, enum td_finish finish)
@@ -72,7 +72,6 @@ static bool fill_prefill(struct dc_core *c, struct dc_seq *s, const struct td_ba
         nd_work_seq_set(c->r.works, &s->w, s->slot - 1, NULL, c->r.out);
     }
     s->submitted_tok += plan->n;
-    c->flight_prompt_tok += plan->n;
     return row->tokens != NULL;
 }
 
@@ -82,10 +81,13 @@ static bool fill_decode(struct dc_core *c, struct dc_seq *s, struct td_row *row)
         s->decode_us = c->r.now;
         nd_actions_observe(c->r.out, ND_M_DECODE_QUEUE_US, (double)(c->r.now - s->taken_us));
     }
-    row->pos = s->len;
+    row->pos = s->len + s->n_ahead;
     row->n = 1;
-    row->tokens = nd_actions_copy(c->r.out, &s->last_token, sizeof s->last_token);
     row->sampling = s->slot - 1;
+    if (s->n_ahead > 0) {
+        return true;
+    }
+    row->tokens = nd_actions_copy(c->r.out, &s->last_token, sizeof s->last_token);
     return row->tokens != NULL;
 }
 
@@ -105,57 +107,69 @@ static bool fill_row(struct dc_core *c, struct dc_seq *s, const struct td_batch_
     return ok && row->table != NULL;
 }
 
-static void start_step(struct dc_core *c)
+static void add_row(struct dc_flight *f, struct dc_seq *s, const struct td_row *row, bool prompt)
+{
+    f->rows[f->n_rows++] = (struct dc_row){s->w.ref, prompt ? row->pos + row->n : 0};
+    f->prompt_tok += prompt ? row->n : 0;
+    s->n_steps++;
+    s->n_ahead += prompt ? 0 : 1;
+}
+
+/* False when nothing runs. */
+static bool start_step(struct dc_core *c)
 {
     uint32_t n_plan = td_batch_plan(&c->r.batch, c->r.plan, c->r.batch.p.max_rows);
     if (n_plan == 0) {
-        return;
+        return false;
     }
     struct td_row *rows = nd_actions_copy(c->r.out, NULL, n_plan * sizeof *rows);
-    uint32_t n = 0;
+    struct dc_flight *f = &c->flights[c->n_flights];
+    *f = (struct dc_flight){.ticket = c->r.next_ticket, .rows = f->rows};
     uint32_t tokens = 0;
-    c->flight_prompt_tok = 0;
     for (uint32_t i = 0; i < n_plan; i++) {
         struct dc_seq *s = td_heap_entry(c->r.plan[i].item, struct dc_seq, batch);
-        if (rows == NULL || !fill_row(c, s, &c->r.plan[i], &rows[n])) {
+        struct td_row *row = rows != NULL ? &rows[f->n_rows] : NULL;
+        if (row == NULL || !fill_row(c, s, &c->r.plan[i], row)) {
             dc_end(c, s, TD_ERR_NO_MEMORY, "no memory to plan a step");
             continue;
         }
-        s->step = c->r.next_ticket;
-        tokens += rows[n].n;
-        c->r.flight[n++] = s->w.ref;
+        tokens += row->n;
+        add_row(f, s, row, c->r.plan[i].kind == TD_BATCH_PREFILL);
     }
-    if (n == 0) {
-        return;
+    if (f->n_rows == 0) {
+        return false;
     }
     struct nd_action *a = nd_actions_add(c->r.out, ND_DO_STEP);
     a->rows = rows;
-    a->n_rows = n;
-    c->r.running = c->r.next_ticket++;
-    c->r.n_flight = n;
+    a->n_rows = f->n_rows;
+    c->r.next_ticket++;
+    c->n_flights++;
     nd_actions_observe(c->r.out, ND_M_BATCH_TOKENS, tokens);
+    return true;
 }
 
 void dc_run(struct dc_core *c)
 {
-    if (c->r.running == 0) {
+    bool started = true;
+    while (started && c->n_flights < c->r.p.steps_in_flight) {
         join_ready(c);
         dc_grow(c); /* before the line: who runs comes before who wants to */
+        dc_admit(c);
+        started = start_step(c);
     }
-    dc_admit(c);
-    if (c->r.running == 0) {
-        start_step(c);
+    if (started) {
+        dc_admit(c); /* blocks and seats need not wait for a step */
     }
 }
 
 /* ---- results ---- */
 
-/* What the engine says of flight row i; a row it does not name has failed. */
-static td_err row_result(const struct dc_core *c, const struct td_step_result *r, uint32_t i,
+/* What the engine says of the flight's row i; a row it does not name has failed. */
+static td_err row_result(const struct dc_flight *f, const struct td_step_result *r, uint32_t i,
                          const struct td_row_result **out_row)
 {
-    if (i >= r->n_rows || r->rows[i].seq.index != c->r.flight[i].index ||
-        r->rows[i].seq.generation != c->r.flight[i].generation) {
+    if (i >= r->n_rows || r->rows[i].seq.index != f->rows[i].seq.index ||
+        r->rows[i].seq.generation != f->rows[i].seq.generation) {
         return TD_ERR_SEQ_FAILED;
     }
     *out_row = &r->rows[i];
@@ -203,11 +217,11 @@ static void start_stream(struct dc_core *c, struct dc_seq *s)
 }
 
 /* First pass over the rows: tokens only, so that all of a step go out together. */
-static td_err hear_row(struct dc_core *c, struct dc_seq *s, const struct td_row_result *row)
+static td_err hear_row(struct dc_core *c, struct dc_seq *s, uint32_t end,
+                       const struct td_row_result *row)
 {
-    bool prompt = s->state == DC_PREFILL;
-    s->len = prompt ? s->submitted_tok : s->len + 1;
-    if (prompt && s->len < s->w.n_prompt) {
+    s->len = end != 0 ? end : s->len + 1;
+    if (end != 0 && end < s->w.n_prompt) {
         return TD_OK;
     }
     if (!in_vocab(c, row)) {
@@ -220,7 +234,6 @@ static td_err hear_row(struct dc_core *c, struct dc_seq *s, const struct td_row_
 /* Second pass: what follows from the row. */
 static void settle_row(struct dc_core *c, struct dc_seq *s, td_err err)
 {
-    s->step = 0;
     if (s->state == DC_ENDING) {
         dc_finish_ending(c, s);
         return;
@@ -244,43 +257,65 @@ static uint32_t smooth(uint32_t old, uint64_t sample)
     return old == 0 ? (uint32_t)sample : (uint32_t)(((uint64_t)old * 7 + sample) / 8);
 }
 
-static void learn_cost(struct dc_core *c, const struct td_step_result *r)
+static void learn_cost(struct dc_core *c, const struct td_step_result *r, uint32_t prompt_tok)
 {
     uint64_t us = r->exec_us > 0 ? (uint64_t)r->exec_us : 0;
-    if (c->flight_prompt_tok == 0) {
+    if (prompt_tok == 0) {
         c->step_us = smooth(c->step_us, us);
         return;
     }
     uint64_t decode = c->r.batch.decode.n > 0 && us > c->step_us ? c->step_us : 0;
-    c->r.us_per_ktok = smooth(c->r.us_per_ktok, (us - decode) * 1000 / c->flight_prompt_tok);
+    c->r.us_per_ktok = smooth(c->r.us_per_ktok, (us - decode) * 1000 / prompt_tok);
+}
+
+/* The sequence of the flight's row, which the step has left; NULL: it is over. */
+static struct dc_seq *leave_step(struct dc_core *c, const struct dc_row *row)
+{
+    struct dc_seq *s = dc_of(nd_works_at(c->r.works, row->seq));
+    if (s != NULL) {
+        s->n_steps--;
+        s->n_ahead -= row->end == 0 ? 1 : 0;
+    }
+    return s;
+}
+
+/* The oldest flight is over; its rows' memory goes to the end of the line. */
+static void drop_flight(struct dc_core *c)
+{
+    struct dc_flight first = c->flights[0];
+    for (uint32_t i = 1; i < TD_ENGINE_MAX_INFLIGHT; i++) {
+        c->flights[i - 1] = c->flights[i];
+    }
+    c->flights[TD_ENGINE_MAX_INFLIGHT - 1] = (struct dc_flight){.rows = first.rows};
+    c->n_flights--;
 }
 
 void dc_on_step(struct dc_core *c, const struct td_step_result *r)
 {
-    if (c->r.running == 0 || r->ticket != c->r.running) {
+    const struct dc_flight *f = &c->flights[0];
+    if (c->n_flights == 0 || r->ticket != f->ticket) {
         TD_LOG(ERROR, "result of a step that does not run, dropped", "ticket=%" PRIu64, r->ticket);
         return;
     }
-    c->r.running = 0;
-    learn_cost(c, r);
-    td_err *errs = nd_actions_copy(c->r.out, NULL, c->r.n_flight * sizeof *errs);
-    for (uint32_t i = 0; i < c->r.n_flight; i++) {
-        struct dc_seq *s = dc_of(nd_works_at(c->r.works, c->r.flight[i]));
+    learn_cost(c, r, f->prompt_tok);
+    td_err *errs = nd_actions_copy(c->r.out, NULL, f->n_rows * sizeof *errs);
+    for (uint32_t i = 0; i < f->n_rows; i++) {
+        struct dc_seq *s = leave_step(c, &f->rows[i]);
         const struct td_row_result *row = NULL;
-        td_err e = errs != NULL ? row_result(c, r, i, &row) : TD_ERR_NO_MEMORY;
+        td_err e = errs != NULL ? row_result(f, r, i, &row) : TD_ERR_NO_MEMORY;
         if (e == TD_OK && s != NULL && s->state != DC_ENDING) {
-            e = hear_row(c, s, row);
+            e = hear_row(c, s, f->rows[i].end, row);
         }
         if (errs != NULL) {
             errs[i] = e;
         }
     }
     nd_tokens_flush(c->r.tokens, r->ticket, c->r.out);
-    for (uint32_t i = 0; i < c->r.n_flight; i++) {
-        struct dc_seq *s = dc_of(nd_works_at(c->r.works, c->r.flight[i]));
+    for (uint32_t i = 0; i < f->n_rows; i++) {
+        struct dc_seq *s = dc_of(nd_works_at(c->r.works, f->rows[i].seq));
         if (s != NULL) {
             settle_row(c, s, errs != NULL ? errs[i] : TD_ERR_NO_MEMORY);
         }
     }
-    c->r.n_flight = 0;
+    drop_flight(c);
 }

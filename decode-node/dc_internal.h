@@ -36,7 +36,8 @@ struct dc_seq {
     uint32_t seat;          /* block table + 1 while it holds blocks */
     uint32_t slot;          /* sampling slot + 1 */
     uint32_t n_blocks;      /* held */
-    td_ticket step;         /* the running step it has a row in, or 0 */
+    uint32_t n_steps;       /* steps under way that it has a row in */
+    uint32_t n_ahead;       /* of those, decode rows: tokens that only the engine knows yet */
     /* The land: open from LAND until UNLANDED. */
     bool land_open, unlanding, peer_told;
     bool closing;      /* its peer's endpoint is being closed */
@@ -52,7 +53,7 @@ struct dc_seq {
     struct td_wire_stages p_stages;
     /* The stream. */
     uint32_t submitted_tok; /* local prefill: planned prompt tokens */
-    uint32_t len;           /* tokens whose KV is there */
+    uint32_t len;           /* tokens whose KV is there, of steps that have ended */
     uint32_t n_out;         /* index of the next output token, over all attempts */
     int32_t first_token, last_token;
     float first_logprob;
@@ -67,6 +68,17 @@ static inline struct dc_seq *dc_of(struct nd_work *w)
     return (struct dc_seq *)(void *)w;
 }
 
+struct dc_row {
+    struct td_seq_ref seq;
+    uint32_t end; /* prefill: prompt tokens computed with it; 0: a decode row */
+};
+
+struct dc_flight {
+    td_ticket ticket;
+    uint32_t n_rows, prompt_tok;
+    struct dc_row *rows; /* owned [max_rows] */
+};
+
 struct dc_core {
     struct nd_role r;           /* first */
     struct nd_spans *addresses; /* owned */
@@ -74,7 +86,8 @@ struct dc_core {
     struct td_growth_seq *account; /* owned [seats + 1]: scratch of admission */
     struct td_seq_ref *scratch;    /* owned [seats] */
     struct td_seq_ref *seated;     /* owned [seats]: who sits there; generation 0: nobody */
-    uint32_t flight_prompt_tok;
+    struct dc_flight flights[TD_ENGINE_MAX_INFLIGHT]; /* the oldest first */
+    uint32_t n_flights;
     uint32_t n_ready;  /* requests in that state */
     uint32_t n_held;   /* batch rows that sit out for lack of a block */
     uint32_t owed_blk; /* blocks of victims that are not fenced yet */
@@ -121,7 +134,7 @@ void dc_admit(struct dc_core *c);
 void dc_grow(struct dc_core *c);
 
 /* ---- dc_batch.c: steps ---- */
-/* Joins what is ready and starts a step when none runs. */
+/* Joins what is ready and starts as many steps as may be under way. */
 void dc_run(struct dc_core *c);
 void dc_on_step(struct dc_core *c, const struct td_step_result *r);
 /* Adds an output token to what goes out with the next flush. */

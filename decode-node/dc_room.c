@@ -17,9 +17,14 @@ static struct dc_seq *holder_at(const struct dc_core *c, uint32_t i)
 
 #define ROOM_MARGIN 32 /* one block in so many is kept out of the account */
 
+static uint32_t most_output(const struct dc_core *c, const struct dc_seq *s)
+{
+    return nd_work_max_output(&s->w, c->r.p.engine->max_model_len);
+}
+
 static struct td_growth_seq expected(const struct dc_core *c, const struct dc_seq *s)
 {
-    uint32_t max_out = nd_work_max_output(&s->w, c->r.p.engine->max_model_len);
+    uint32_t max_out = most_output(c, s);
     uint32_t held = s->len > s->w.n_prompt ? s->len : s->w.n_prompt;
     uint32_t out = td_growth_expect(&c->growth, s->n_out, max_out);
     uint32_t last =
@@ -133,7 +138,7 @@ static void end_for_room(struct dc_core *c, struct dc_seq *victim)
 static bool find_room(struct dc_core *c, struct dc_seq *s)
 {
     while (!take_block(c, s)) {
-        if (c->owed_blk > 0) {
+        if (c->owed_blk > 0 || s->n_ahead > 0) { /* its token to come may be its last */
             s->batch.held = true;
             c->n_held++;
             return true;
@@ -149,7 +154,6 @@ static bool find_room(struct dc_core *c, struct dc_seq *s)
 
 void dc_grow(struct dc_core *c)
 {
-    TD_REQUIRE(c->r.running == 0);
     uint32_t bt = c->r.p.engine->layout.block_tok;
     uint32_t n = 0;
     for (struct td_batch_item *it = c->r.batch.decode.first; it != NULL; it = it->next) {
@@ -159,7 +163,12 @@ void dc_grow(struct dc_core *c)
     c->n_held = 0;
     for (uint32_t i = 0; i < n; i++) {
         struct dc_seq *s = dc_of(nd_works_at(c->r.works, c->scratch[i]));
-        if (s != NULL && s->state == DC_RUNNING && s->len / bt >= s->n_blocks) {
+        if (s == NULL || s->state != DC_RUNNING) {
+            continue;
+        }
+        if (s->n_ahead > 0 && s->n_out + s->n_ahead >= most_output(c, s)) {
+            s->batch.held = true; /* the token to come is its last */
+        } else if ((s->len + s->n_ahead) / bt >= s->n_blocks) {
             (void)find_room(c, s);
         }
     }

@@ -252,7 +252,7 @@ void dc_end(struct dc_core *c, struct dc_seq *s, td_err err, const char *text)
 #ifdef TD_BUG_FORGOTTEN_QUARANTINE
     s->land_open = false;
 #endif
-    if (s->step == 0 && !s->land_open) {
+    if (s->n_steps == 0 && !s->land_open) {
         s->victim = false;
         close_seq(c, s);
         return;
@@ -264,7 +264,7 @@ void dc_end(struct dc_core *c, struct dc_seq *s, td_err err, const char *text)
 
 void dc_finish_ending(struct dc_core *c, struct dc_seq *s)
 {
-    if (s->state == DC_ENDING && s->step == 0 && !s->land_open) {
+    if (s->state == DC_ENDING && s->n_steps == 0 && !s->land_open) {
         close_seq(c, s);
     }
 }
@@ -321,8 +321,7 @@ static void close_peer(struct dc_core *c, uint64_t peer)
 static void ending_overdue(struct dc_core *c, struct dc_seq *s)
 {
     TD_LOG(WARN, "request cannot let its blocks go yet, waiting",
-           "req=%s step=%" PRIu64 " land=%d peer=%016" PRIx64, s->w.req, s->step, s->land_open,
-           s->peer);
+           "req=%s steps=%u land=%d peer=%016" PRIx64, s->w.req, s->n_steps, s->land_open, s->peer);
     if (s->land_open) {
         close_peer(c, s->peer);
     }

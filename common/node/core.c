@@ -132,6 +132,8 @@ td_err nd_core_params_check(const struct nd_core_params *p)
     } else if (p->max_seqs == 0 || p->max_queue == 0 || p->max_seqs > ND_MAX_SEQS ||
                p->max_queue > ND_MAX_QUEUE) {
         why = "max_seqs or max_queue is out of range";
+    } else if (p->steps_in_flight == 0 || p->steps_in_flight > TD_ENGINE_MAX_INFLIGHT) {
+        why = "steps_in_flight is out of range";
     } else if (p->t_stall_us <= 0 || p->t_lease_us <= 0) {
         why = "a time bound is not positive";
     }

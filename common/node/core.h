@@ -158,6 +158,7 @@ struct nd_core_params {
     uint32_t max_queue;                  /* waiting requests */
     uint32_t max_batched_tokens;         /* per step */
     uint32_t chunk_tokens;               /* --prefill-chunk; a multiple of the block */
+    uint32_t steps_in_flight;            /* of decode; 1 to TD_ENGINE_MAX_INFLIGHT */
     int64_t t_stall_us, t_lease_us;      /* failures.md part 1, already scaled */
     bool local_prefill;                  /* decode role: accept TD_RESERVE_LOCAL (role both) */
 };

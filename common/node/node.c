@@ -225,6 +225,7 @@ static td_err make_core(struct td_node *n)
                                .max_queue = n->p.max_queue,
                                .max_batched_tokens = n->p.max_batched_tokens,
                                .chunk_tokens = n->p.chunk_tokens,
+                               .steps_in_flight = n->p.steps_in_flight,
                                .t_stall_us = (int64_t)(T_STALL_US * n->p.time_scale),
                                .t_lease_us = (int64_t)(T_LEASE_US * n->p.time_scale),
                                .local_prefill = n->p.role_told == TD_ROLE_BOTH};

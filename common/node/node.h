@@ -36,7 +36,7 @@ struct td_node_params {
     const char *kv_device, *kv_transports;
     uint32_t kv_port_first, kv_port_last;
     bool kv_trust_network, kv_checksum;
-    uint32_t max_seqs, max_queue, max_batched_tokens, chunk_tokens;
+    uint32_t max_seqs, max_queue, max_batched_tokens, chunk_tokens, steps_in_flight;
     double time_scale;
     double model_load_s;  /* what loading the model took, for the figures */
     struct td_otlp *otlp; /* NULL: no traces */

@@ -28,7 +28,7 @@ struct options {
     struct td_str_list served_names;
     char *tls_cert, *tls_key, *tls_client_ca;
     int64_t admin_port, port, grpc_port, front_admin_port, max_model_len, max_seqs, max_queue,
-        batched_tokens, chunk, blocks, threads, device;
+        batched_tokens, chunk, steps_in_flight, blocks, threads, device;
     double drain_s, time_scale, budget_s, kv_memory_gib, gpu_share;
     int role, isa, log_level, log_format, backend;
     bool trust_network, kv_checksum, grpc, vllm, deterministic;
@@ -83,6 +83,10 @@ static const struct td_opt opts[] = {
         "tokens of one engine step", batched_tokens),
     OPT("prefill-chunk", INT, "256", "tokens", 16, 65536, NULL, BOOT,
         "prompt tokens of one request in one step", chunk),
+    OPT("steps-in-flight", INT, "0", "", 0, TD_ENGINE_MAX_INFLIGHT, NULL, BOOT,
+        "decode steps given to the engine at once: with 2 the next one is planned while one runs; "
+        "0: 1 on processors, 2 on a GPU",
+        steps_in_flight),
     OPT("backend", ENUM, "cpu", "", 0, 0, "cpu|cuda", BOOT,
         "what computes: processors, or one Hopper GPU (with --role both)", backend),
     OPT("device", INT, "0", "", 0, 63, NULL, BOOT, "cuda: which GPU", device),
@@ -309,6 +313,12 @@ static td_err make_otlp(struct app *a)
     return a->trace.url[0] != 0 ? td_otlp_create(&p, &a->otlp) : TD_OK;
 }
 
+static uint32_t steps_in_flight(const struct app *a)
+{
+    uint32_t of_backend = a->o.backend == 1 ? 2 : 1;
+    return a->o.steps_in_flight > 0 ? (uint32_t)a->o.steps_in_flight : of_backend;
+}
+
 static td_err make_node(struct app *a)
 {
     struct td_node_params p = {
@@ -335,6 +345,7 @@ static td_err make_node(struct app *a)
         .max_queue = (uint32_t)a->o.max_queue,
         .max_batched_tokens = (uint32_t)a->o.batched_tokens,
         .chunk_tokens = (uint32_t)a->o.chunk,
+        .steps_in_flight = steps_in_flight(a),
         .time_scale = a->o.time_scale,
         .model_load_s = a->model_load_s,
         .otlp = a->otlp,

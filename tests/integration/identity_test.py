@@ -71,6 +71,14 @@ def test_other_chunk_sizes():
             check(all_tokens(cl.router.port("http"), 10))
 
 
+def test_two_steps_in_flight():
+    two = ["--steps-in-flight", "2"]
+    with Both(MODEL, two) as both:
+        check(all_tokens(both.port, 25))
+    with cluster(1, 2, model=MODEL, node=two) as cl:
+        check(all_tokens(cl.router.port("http"), 10))
+
+
 def test_over_tcp():
     with cluster(1, 1, model=MODEL, node=["--kv-transports", "tcp,self"]) as cl:
         check(all_tokens(cl.router.port("http"), 5))

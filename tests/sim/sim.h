@@ -126,26 +126,36 @@ struct sim_cell {
     uint32_t attempt;
 };
 
+#define SIM_NO_TOKEN (-1)
+
 struct sim_row {
     uint64_t handle; /* of its sequence: what lands are called too */
     struct td_seq_ref seq;
     uint32_t pos, n, n_blocks, sampling;
     uint32_t tokens, table; /* offsets */
+    bool failed;            /* its token never came */
+};
+
+struct sim_step {
+    struct sim_row rows[SIM_MAX_ROWS];
+    int32_t
+        tokens[SIM_MAX_TOKENS]; /* SIM_NO_TOKEN: the slot's last one, known when the step starts */
+    uint32_t table[SIM_MAX_ROWS * (SIM_MAX_MODEL / SIM_BLOCK + 1)];
+    uint32_t n_rows, n_tokens, n_table;
+    td_ticket ticket;
+    int64_t started_us;
 };
 
 struct sim_engine {
-    struct sim_cell *cells; /* owned [n_blocks][SIM_LAYERS][SIM_BLOCK] */
-    struct sim_row rows[SIM_MAX_ROWS];
-    int32_t tokens[SIM_MAX_TOKENS];
-    uint32_t table[SIM_MAX_ROWS * (SIM_MAX_MODEL / SIM_BLOCK + 1)];
+    struct sim_cell *cells;                        /* owned [n_blocks][SIM_LAYERS][SIM_BLOCK] */
+    struct sim_step steps[TD_ENGINE_MAX_INFLIGHT]; /* the first one runs */
+    uint32_t n_steps;
     uint64_t seeds[SIM_MAX_ROWS];
-    uint32_t n_rows, n_tokens, n_table;
-    td_ticket ticket; /* last submitted */
-    bool running;
-    uint32_t layers; /* of the running step */
-    int64_t started_us;
-    uint32_t fail_rows; /* so many rows fail */
-    uint32_t slow;      /* factor */
+    int32_t last[SIM_MAX_ROWS]; /* token sampled last for each slot, or SIM_NO_TOKEN */
+    td_ticket ticket;           /* last submitted */
+    uint32_t layers;            /* of the running step */
+    uint32_t fail_rows;         /* so many rows fail */
+    uint32_t slow;              /* factor */
 };
 
 struct sim_land {
@@ -367,6 +377,7 @@ struct sim {
     uint32_t n_old;
     /* Sizes of this seed. */
     uint32_t p_blocks, d_blocks, max_seqs, max_queue, max_batched, chunk, link_queue;
+    uint32_t steps_in_flight;
     uint32_t n_both; /* the last decode nodes prefill for themselves */
     struct rt_core_params rt;
     uint64_t errors; /* lines of level error before the run */
@@ -435,7 +446,7 @@ void sim_engine_step(struct sim *s, struct sim_proc *p, const struct nd_action *
 void sim_engine_seq_set(struct sim *s, struct sim_proc *p, const struct nd_action *a);
 void sim_engine_event(struct sim *s, struct sim_proc *p, const struct sim_ev *ev);
 struct sim_cell *sim_cells(struct sim_node *n, uint32_t block, uint32_t layer);
-/* The running row whose table names the block, or NULL. */
+/* A row of a step under way whose table names the block, or NULL. */
 const struct sim_row *sim_engine_row_of(const struct sim_engine *e, uint32_t block);
 uint64_t sim_cell_hash(uint64_t chain, uint32_t layer);
 /* tokens[pos] follows what `prev` stands for. */

@@ -356,6 +356,7 @@ void sim_node_start(struct sim *s, struct sim_proc *p)
                                 .max_queue = s->max_queue,
                                 .max_batched_tokens = s->max_batched,
                                 .chunk_tokens = s->chunk,
+                                .steps_in_flight = s->steps_in_flight,
                                 .t_stall_us = 5 * SIM_SECOND,
                                 .t_lease_us = 30 * SIM_SECOND,
                                 .local_prefill = p->both};

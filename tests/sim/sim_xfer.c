@@ -184,10 +184,10 @@ static void post(struct sim *s, struct sim_proc *p, struct sim_peer *e, struct s
 
 static uint32_t layers_of(const struct sim_engine *g, const struct sim_push *u)
 {
-    if (u->cmd.ticket == 0 || u->cmd.ticket < g->ticket || !g->running) {
+    if (u->cmd.ticket == 0 || g->n_steps == 0 || u->cmd.ticket < g->steps[0].ticket) {
         return SIM_LAYERS;
     }
-    return g->layers;
+    return u->cmd.ticket == g->steps[0].ticket ? g->layers : 0;
 }
 
 static struct sim_slot *free_slot(struct sim_peer *e)

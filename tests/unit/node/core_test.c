@@ -81,6 +81,8 @@ static void parameters_that_do_not_fit_are_refused(void **state)
     REFUSED(layout_id, 0);
     REFUSED(chunk_tokens, 24);
     REFUSED(chunk_tokens, 0);
+    REFUSED(steps_in_flight, 0);
+    REFUSED(steps_in_flight, 3);
     REFUSED(max_batched_tokens, 8);
     REFUSED(max_seqs, 0);
     REFUSED(max_queue, ND_MAX_QUEUE + 1);

@@ -61,13 +61,15 @@ struct rig *rig_create(void)
     return r;
 }
 
-static void drop_rows(struct rig_node *n)
+/* The oldest step. */
+static void drop_step(struct rig_node *n)
 {
-    for (uint32_t i = 0; i < n->n_rows; i++) {
-        free(n->rows[i].tokens);
-        free(n->rows[i].table);
+    for (uint32_t i = 0; i < n->steps[0].n_rows; i++) {
+        free(n->steps[0].rows[i].tokens);
+        free(n->steps[0].rows[i].table);
     }
-    n->n_rows = 0;
+    n->n_steps--;
+    memmove(n->steps, n->steps + 1, n->n_steps * sizeof n->steps[0]);
 }
 
 static void drop_push(struct rig_node *n, uint32_t i)
@@ -89,7 +91,9 @@ struct rig *rig_destroy(struct rig *r)
         struct rig_node *n = &r->node[i];
         n->ops->destroy(n->core);
         nd_actions_fini(&n->actions);
-        drop_rows(n);
+        while (n->n_steps > 0) {
+            drop_step(n);
+        }
         while (n->n_pushes > 0) {
             drop_push(n, 0);
         }
@@ -98,6 +102,7 @@ struct rig *rig_destroy(struct rig *r)
         }
         free(n->kv);
         free(n->seeds);
+        free(n->last);
     }
     for (uint32_t i = 0; i < r->n_mail; i++) {
         drop_msg(&r->mail[i].msg);
@@ -143,7 +148,9 @@ uint32_t rig_add(struct rig *r, const struct nd_role_ops *ops, const struct rig_
     };
     n->kv = calloc((size_t)n->info.n_blocks * RIG_LAYERS * RIG_BLOCK, sizeof *n->kv);
     n->seeds = calloc(n->info.max_slots, sizeof *n->seeds);
-    assert_true(n->kv != NULL && n->seeds != NULL);
+    n->last = calloc(n->info.max_slots, sizeof *n->last);
+    n->max_steps = or_default(p->steps_in_flight, 1);
+    assert_true(n->kv != NULL && n->seeds != NULL && n->last != NULL);
     assert_int_equal(nd_actions_init(&n->actions), TD_OK);
     struct nd_core_params cp = {.epoch = n->epoch,
                                 .name = "rig",
@@ -153,6 +160,7 @@ uint32_t rig_add(struct rig *r, const struct nd_role_ops *ops, const struct rig_
                                 .max_queue = or_default(p->max_queue, 64),
                                 .max_batched_tokens = or_default(p->max_batched, 128),
                                 .chunk_tokens = or_default(p->chunk, 64),
+                                .steps_in_flight = or_default(p->steps_in_flight, 1),
                                 .t_stall_us = 5 * RIG_SECOND,
                                 .t_lease_us = 30 * RIG_SECOND,
                                 .local_prefill = p->local_prefill};
@@ -195,7 +203,7 @@ static void run_row(struct rig_node *n, const struct rig_row *row, struct td_row
         uint32_t pos = row->pos + i;
         for (uint32_t l = 0; l < RIG_LAYERS; l++) {
             kv_at(n, row->table[pos / RIG_BLOCK], l)[pos % RIG_BLOCK] =
-                cell(row->tokens[i], pos, l);
+                cell(row->tokens != NULL ? row->tokens[i] : n->last[row->sampling], pos, l);
         }
     }
     *out = (struct td_row_result){.seq = row->seq};
@@ -211,6 +219,7 @@ static void run_row(struct rig_node *n, const struct rig_row *row, struct td_row
         out->n_ids = 1;
         out->ids[0] = token_of(hash, n->seeds[row->sampling]);
         out->logprobs[0] = -1.0f;
+        n->last[row->sampling] = out->ids[0];
     }
 }
 
@@ -302,7 +311,7 @@ static void post_ready(struct rig *r, uint32_t node, td_ticket done)
 
 void rig_post(struct rig *r, uint32_t node)
 {
-    post_ready(r, node, r->node[node].n_rows > 0 ? r->node[node].ticket - 1 : r->node[node].ticket);
+    post_ready(r, node, r->node[node].ticket - r->node[node].n_steps);
 }
 
 static void cancel_push(struct rig *r, uint32_t node, uint64_t push)
@@ -463,26 +472,39 @@ static void do_xfer(struct rig *r, uint32_t node, const struct nd_action *a)
 
 static void do_step(struct rig_node *n, const struct nd_action *a)
 {
-    assert_int_equal(n->n_rows, 0);
+    assert_true(n->n_steps < n->max_steps);
     assert_true(a->n_rows > 0 && a->n_rows <= n->info.max_rows);
+    struct rig_step *step = &n->steps[n->n_steps++];
+    step->n_rows = 0;
     n->ticket++;
     uint32_t tokens = 0;
     for (uint32_t i = 0; i < a->n_rows; i++) {
         const struct td_row *row = &a->rows[i];
         assert_true(row->n > 0 && row->pos + row->n <= row->n_blocks * RIG_BLOCK);
         assert_true(row->sampling == TD_NO_SAMPLE || row->sampling < n->info.max_slots);
-        n->rows[n->n_rows++] =
-            (struct rig_row){.seq = row->seq,
-                             .pos = row->pos,
-                             .n = row->n,
-                             .n_blocks = row->n_blocks,
-                             .sampling = row->sampling,
-                             .tokens = copy_of(row->tokens, row->n * sizeof *row->tokens),
-                             .table = copy_of(row->table, row->n_blocks * sizeof *row->table)};
+        assert_true(row->tokens != NULL || (n->n_steps > 1 && row->n == 1));
+        step->rows[step->n_rows++] = (struct rig_row){
+            .seq = row->seq,
+            .pos = row->pos,
+            .n = row->n,
+            .n_blocks = row->n_blocks,
+            .sampling = row->sampling,
+            .tokens =
+                row->tokens != NULL ? copy_of(row->tokens, row->n * sizeof *row->tokens) : NULL,
+            .table = copy_of(row->table, row->n_blocks * sizeof *row->table)};
         tokens += row->n;
         n->output_pos = row->n > 1 ? row->output_pos : n->output_pos;
     }
     assert_true(tokens <= n->info.max_tokens);
+}
+
+static void assert_slot_idle(const struct rig_node *n, uint32_t slot)
+{
+    for (uint32_t i = 0; i < n->n_steps; i++) {
+        for (uint32_t k = 0; k < n->steps[i].n_rows; k++) {
+            assert_int_not_equal(n->steps[i].rows[k].sampling, slot);
+        }
+    }
 }
 
 static void carry_out(struct rig *r, uint32_t node)
@@ -497,9 +519,7 @@ static void carry_out(struct rig *r, uint32_t node)
             break;
         case ND_DO_SEQ_SET:
             assert_true(a->slot < n->info.max_slots);
-            for (uint32_t k = 0; k < n->n_rows; k++) {
-                assert_int_not_equal(n->rows[k].sampling, a->slot);
-            }
+            assert_slot_idle(n, a->slot);
             n->seeds[a->slot] = a->sampling->p.seed;
             break;
         case ND_DO_STEP:
@@ -595,18 +615,19 @@ void rig_deliver(struct rig *r)
 bool rig_finish(struct rig *r, uint32_t node)
 {
     struct rig_node *n = &r->node[node];
-    if (n->n_rows == 0 || n->dead) {
+    if (n->n_steps == 0 || n->dead) {
         return false;
     }
     struct td_row_result results[RIG_MAX_ROWS];
-    uint32_t n_rows = n->n_rows;
+    uint32_t n_rows = n->steps[0].n_rows;
     for (uint32_t i = 0; i < n_rows; i++) {
-        run_row(n, &n->rows[i], &results[i]);
+        run_row(n, &n->steps[0].rows[i], &results[i]);
     }
-    drop_rows(n);
-    post_ready(r, node, n->ticket);
+    drop_step(n);
+    td_ticket done = n->ticket - n->n_steps;
+    post_ready(r, node, done);
     struct td_step_result res = {
-        .ticket = n->ticket, .n_rows = n_rows, .rows = results, .exec_us = 1000};
+        .ticket = done, .n_rows = n_rows, .rows = results, .exec_us = 1000};
     struct nd_event ev = {.type = ND_EV_STEP, .step = &res};
     r->now += 1000;
     feed(r, node, &ev);

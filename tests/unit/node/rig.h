@@ -29,8 +29,13 @@
 struct rig_row {
     struct td_seq_ref seq;
     uint32_t pos, n, n_blocks, sampling;
-    int32_t *tokens; /* owned */
+    int32_t *tokens; /* owned; NULL: the slot's last one */
     uint32_t *table; /* owned */
+};
+
+struct rig_step {
+    struct rig_row rows[RIG_MAX_ROWS];
+    uint32_t n_rows;
 };
 
 struct rig_land {
@@ -52,11 +57,12 @@ struct rig_node {
     bool dead;
     struct td_engine_info info;
     struct nd_actions actions;
-    uint64_t *kv;    /* owned [n_blocks][RIG_LAYERS][RIG_BLOCK] */
-    uint64_t *seeds; /* owned [max_slots] */
-    struct rig_row rows[RIG_MAX_ROWS];
-    uint32_t n_rows; /* 0: no step under way */
-    td_ticket ticket;
+    uint64_t *kv;                                  /* owned [n_blocks][RIG_LAYERS][RIG_BLOCK] */
+    uint64_t *seeds;                               /* owned [max_slots] */
+    int32_t *last;                                 /* owned [max_slots]: the token sampled last */
+    struct rig_step steps[TD_ENGINE_MAX_INFLIGHT]; /* under way, the oldest first */
+    uint32_t n_steps, max_steps;
+    td_ticket ticket;    /* of the last one submitted */
     uint32_t output_pos; /* of the last row of several tokens */
     struct rig_land lands[RIG_MAX_LANDS];
     uint32_t n_lands;
@@ -102,6 +108,7 @@ struct rig {
 
 struct rig_params { /* zero: a default */
     uint32_t n_blocks, max_seqs, max_queue, max_batched, chunk, max_model_len, max_slots;
+    uint32_t steps_in_flight;
     bool local_prefill;
 };
 
@@ -117,7 +124,7 @@ void rig_xfer(struct rig *r, uint32_t node, const struct td_xfer_event *ev);
 void rig_plain(struct rig *r, uint32_t node, enum nd_event_type type, int64_t deadline_us);
 /* Delivers what is in line, and what comes of it; engines do not finish. */
 void rig_deliver(struct rig *r);
-/* Ends the running step of a node and delivers its result; false when none runs. */
+/* Ends the oldest step of a node and delivers its result; false when none runs. */
 bool rig_finish(struct rig *r, uint32_t node);
 /* Delivers and finishes steps until nothing moves. */
 void rig_settle(struct rig *r);

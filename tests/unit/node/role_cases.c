@@ -16,6 +16,7 @@ struct nd_core_params role_params(const struct td_engine_info *e)
                                    .max_queue = 4,
                                    .max_batched_tokens = 32,
                                    .chunk_tokens = 16,
+                                   .steps_in_flight = 1,
                                    .t_stall_us = 1000,
                                    .t_lease_us = 1000};
 }

@@ -361,6 +361,7 @@ int shell_setup(void **state)
                                    .max_queue = 16,
                                    .max_batched_tokens = 256,
                                    .chunk_tokens = 64,
+                                   .steps_in_flight = 1,
                                    .time_scale = 0.1,
                                    .metrics_vllm = true};
     *state = r;
