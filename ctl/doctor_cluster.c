@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "common/base/clock.h"
+#include "ctl/doctor_link.h"
 #include "ctl/json_field.h"
 #include "ctl/output.h"
 
@@ -13,13 +14,6 @@
 #define QUARANTINED   0.10 /* failures.md: the node calls itself degraded */
 #define EXPOSED_SHARE 0.25 /* of the time to the first token */
 #define MAX_NODES     256
-
-static int64_t number(const json_t *o, const char *key)
-{
-    int64_t v = 0;
-    (void)ctl_field_int(o, key, &v); /* stays 0 without it */
-    return v > 0 ? v : 0;
-}
 
 /* ---- the router and its nodes ---- */
 
@@ -87,9 +81,9 @@ static void judge_same(struct ctl_report *r, const json_t *nodes, const char *ch
 static void judge_pool(struct ctl_report *r, const json_t *n)
 {
     const json_t *b = json_object_get(n, "blocks");
-    double all = (double)number(n, "n_blocks");
-    double held = all - (double)number(b, "free") - (double)number(b, "cached");
-    double lost = (double)number(b, "quarantined");
+    double all = (double)ctl_field_count(n, "n_blocks");
+    double held = all - (double)ctl_field_count(b, "free") - (double)ctl_field_count(b, "cached");
+    double lost = (double)ctl_field_count(b, "quarantined");
     char check[96];
     (void)snprintf(check, sizeof check, "KV pool of %s", ctl_field_text(n, "name", "?"));
     if (all <= 0) {
@@ -225,8 +219,10 @@ void ctl_cluster_judge_probe(struct ctl_report *r, const char *prefill, const ch
     } else if (strcmp(prefill, decode) == 0) {
         ctl_report_add(r, CTL_V_OK, check, NULL, "prefills for itself, nothing moves");
     } else {
-        say_moved(r, check, answer, number(answer, "kv_bytes"), number(answer, "transfer_us"),
-                  number(answer, "transfer_exposed_us"), number(answer, "ttft_us"));
+        say_moved(r, check, answer, ctl_field_count(answer, "kv_bytes"),
+                  ctl_field_count(answer, "transfer_us"),
+                  ctl_field_count(answer, "transfer_exposed_us"),
+                  ctl_field_count(answer, "ttft_us"));
     }
 }
 
@@ -234,14 +230,15 @@ void ctl_cluster_judge_transfer(struct ctl_report *r, const char *prefill, const
                                 const json_t *row)
 {
     char check[96];
-    int64_t count = number(row, "count");
+    int64_t count = ctl_field_count(row, "count");
     pair_name(check, sizeof check, prefill, decode);
     if (count == 0) {
         ctl_report_add(r, CTL_V_SKIP, check, NULL, "no request has gone this way yet");
         return;
     }
-    say_moved(r, check, row, number(row, "bytes") / count, number(row, "transfer_us") / count,
-              number(row, "exposed_us") / count, 0);
+    say_moved(r, check, row, ctl_field_count(row, "bytes") / count,
+              ctl_field_count(row, "transfer_us") / count,
+              ctl_field_count(row, "exposed_us") / count, 0);
 }
 
 static const json_t *transfer_of(const json_t *live, const char *p, const char *d)
@@ -257,9 +254,9 @@ static const json_t *transfer_of(const json_t *live, const char *p, const char *
     return NULL;
 }
 
-/* Twice: the first request of a pair also makes its connection. */
+/* Twice where nothing has made the pair's connection before: the first request does. */
 static void probe_pair(struct ctl_report *r, const struct ctl_cluster_params *p,
-                       const char *prefill, const char *decode)
+                       const char *prefill, const char *decode, int times)
 {
     json_t *body =
         json_pack("{s:s,s:s,s:i}", "prefill", prefill, "decode", decode, "tokens", (int)p->tokens);
@@ -267,7 +264,7 @@ static void probe_pair(struct ctl_report *r, const struct ctl_cluster_params *p,
     json_t *answer = NULL;
     int http = 0;
     enum ctl_exit status = text != NULL ? CTL_OK : CTL_FAILED;
-    for (int i = 0; i < 2 && status == CTL_OK; i++) {
+    for (int i = 0; i < times && status == CTL_OK; i++) {
         json_decref(answer);
         answer = NULL;
         status = ctl_admin_post(p->admin, "/probe", text, &http, &answer);
@@ -300,8 +297,11 @@ static void check_pairs(struct ctl_report *r, const struct ctl_cluster_params *p
         if (++seen > CTL_CLUSTER_PAIRS) {
             continue;
         }
+        if (p->probe && split) {
+            ctl_link_check(r, p->admin, a, b, p->tokens);
+        }
         if (p->probe) {
-            probe_pair(r, p, from, to);
+            probe_pair(r, p, from, to, split ? 1 : 2);
         } else {
             ctl_cluster_judge_transfer(r, from, to, transfer_of(live, from, to));
         }

@@ -1,7 +1,7 @@
 /* doctor_cluster.h - `tandemctl doctor --cluster`: is a running cluster sound, and does every pair of nodes work.
  *
  * What: judges a router's /live: versions, roles, layouts, numerics, pools; asks each node's admin port for its clock; sends
- * one small request through every pair of a prefill and a decode node (POST /probe), or, when that is not wanted, judges what
+ * one small request through every pair of a prefill and a decode node (POST /probe) and measures its link (doctor_link.h), or, when that is not wanted, judges what
  * clients' requests have moved. The judging functions are pure.
  * Thread: main. Bounds: CTL_CLUSTER_PAIRS probes; the pairs beyond are counted. Failure: findings; a router that does not
  * answer is one, too.

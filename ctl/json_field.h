@@ -19,6 +19,14 @@ static inline bool ctl_field_int(const json_t *object, const char *name, int64_t
     return true;
 }
 
+/* A number of things, bytes or microseconds: 0 without it, and for one below 0. */
+static inline int64_t ctl_field_count(const json_t *object, const char *name)
+{
+    int64_t v = 0;
+    (void)ctl_field_int(object, name, &v); /* stays 0 */
+    return v > 0 ? v : 0;
+}
+
 /* Borrowed; `none` also for an empty text. */
 static inline const char *ctl_field_text(const json_t *object, const char *name, const char *none)
 {

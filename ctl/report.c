@@ -64,14 +64,28 @@ struct ctl_finding *ctl_report_add(struct ctl_report *r, enum ctl_verdict verdic
     return f;
 }
 
-void ctl_finding_value(struct ctl_finding *f, const char *name, double value)
+static struct ctl_value *next_value(struct ctl_finding *f, const char *name)
 {
+    static struct ctl_value spare; /* for what finds no room */
     for (uint32_t i = 0; i < CTL_REPORT_VALUES; i++) {
         if (f->values[i].name == NULL) {
-            f->values[i] = (struct ctl_value){name, value};
-            return;
+            f->values[i].name = name;
+            return &f->values[i];
         }
     }
+    return &spare;
+}
+
+void ctl_finding_value(struct ctl_finding *f, const char *name, double value)
+{
+    next_value(f, name)->value = value;
+}
+
+void ctl_finding_text(struct ctl_finding *f, const char *name, const char *text)
+{
+    struct ctl_value *v = next_value(f, name);
+    (void)snprintf(v->text, sizeof v->text, "%s", text);
+    clean(v->text);
 }
 
 uint32_t ctl_report_count(const struct ctl_report *r, enum ctl_verdict verdict)
@@ -93,7 +107,9 @@ static json_t *finding_json(const struct ctl_finding *f)
     json_t *o = json_pack("{s:s,s:s,s:s,s:s}", "check", f->check, "verdict", json_names[f->verdict],
                           "detail", f->detail, "remedy", f->remedy);
     for (uint32_t i = 0; o != NULL && i < CTL_REPORT_VALUES && f->values[i].name != NULL; i++) {
-        (void)json_object_set_new(o, f->values[i].name, json_real(f->values[i].value));
+        const struct ctl_value *v = &f->values[i];
+        (void)json_object_set_new(o, v->name,
+                                  v->text[0] != 0 ? json_string(v->text) : json_real(v->value));
     }
     return o;
 }

@@ -15,7 +15,7 @@
 #include "ctl/output.h"
 
 #define CTL_REPORT_MAX    1024
-#define CTL_REPORT_VALUES 4
+#define CTL_REPORT_VALUES 12
 
 enum ctl_verdict {
     CTL_V_OK,
@@ -27,6 +27,7 @@ enum ctl_verdict {
 struct ctl_value {
     const char *name; /* static, with its unit: "gb_per_s" */
     double value;
+    char text[24]; /* shown instead of the figure unless "" */
 };
 
 struct ctl_finding {
@@ -50,6 +51,8 @@ struct ctl_finding *ctl_report_add(struct ctl_report *r, enum ctl_verdict verdic
     __attribute__((format(printf, 5, 6)));
 /* Past CTL_REPORT_VALUES it is dropped. */
 void ctl_finding_value(struct ctl_finding *f, const char *name, double value);
+/* The same for a word, cut to fit. */
+void ctl_finding_text(struct ctl_finding *f, const char *name, const char *text);
 bool ctl_report_failed(const struct ctl_report *r);
 uint32_t ctl_report_count(const struct ctl_report *r, enum ctl_verdict verdict);
 /* {"ok":true,"checks":[{"check","verdict","detail","remedy",values...}]} */

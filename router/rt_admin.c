@@ -46,10 +46,11 @@ static td_err node_identity(const struct rt_node *n, struct td_buf *b)
     TD_TRY(text(b, "numerics", n->numerics));
     TD_TRY(td_buf_puts(b, ","));
     TD_TRY(text(b, "admin", n->admin_address));
-    return td_buf_printf(b,
-                         ",\"layout_id\":\"%016" PRIx64 "\",\"numerics_id\":\"%016" PRIx64
-                         "\",\"block_tokens\":%u,\"max_model_len\":%u,\"max_seqs\":%u",
-                         n->layout_id, n->numerics_id, n->block_tok, n->max_model_len, n->max_seqs);
+    return td_buf_printf(
+        b,
+        ",\"layout_id\":\"%016" PRIx64 "\",\"numerics_id\":\"%016" PRIx64
+        "\",\"block_tokens\":%u,\"layers\":%u,\"max_model_len\":%u,\"max_seqs\":%u",
+        n->layout_id, n->numerics_id, n->block_tok, n->n_layers, n->max_model_len, n->max_seqs);
 }
 
 static td_err node_json(const struct rt_node *n, struct td_buf *b)
@@ -385,15 +386,18 @@ void rt__admin_drain(struct rt_call *c)
     }
 }
 
-/* {"prefill": NAME, "decode": NAME, "tokens": 128}: one small request of our own through that pair. */
+/* {"prefill": NAME, "decode": NAME, "tokens": 128, "park": false}: one small request of our own through that pair; parked,
+ * its KV moves all at once, so that the time of the transfer is the link's. */
 static void probe(struct rt_call *c, const json_t *j)
 {
     const char *p_name = json_string_value(json_object_get(j, "prefill"));
     const char *d_name = json_string_value(json_object_get(j, "decode"));
-    const json_t *n = json_object_get(j, "tokens");
+    const json_t *n = json_object_get(j, "tokens"), *park = json_object_get(j, "park");
     json_int_t tokens = n == NULL ? PROBE_TOKENS : json_is_integer(n) ? json_integer_value(n) : 0;
-    if (p_name == NULL || d_name == NULL || tokens < 1 || tokens > PROBE_MAX_TOKENS) {
-        rt__refuse(c, TD_ERR_BAD_REQUEST, "needs prefill and decode; tokens is 1 to 4096", NULL, 1);
+    if (p_name == NULL || d_name == NULL || tokens < 1 || tokens > PROBE_MAX_TOKENS ||
+        (park != NULL && !json_is_boolean(park))) {
+        rt__refuse(c, TD_ERR_BAD_REQUEST,
+                   "needs prefill and decode; tokens is 1 to 4096, park true or false", NULL, 1);
         return;
     }
     const struct rt_node *p = find_node(c->s, p_name), *d = find_node(c->s, d_name);
@@ -402,7 +406,7 @@ static void probe(struct rt_call *c, const json_t *j)
                    p == NULL ? "prefill" : "decode", 1);
         return;
     }
-    rt__probe_start(c->s, c->x, p->epoch, d->epoch, (uint32_t)tokens);
+    rt__probe_start(c->s, c->x, p->epoch, d->epoch, (uint32_t)tokens, json_is_true(park));
 }
 
 void rt__admin_probe(struct rt_call *c)

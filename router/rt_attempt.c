@@ -1,6 +1,6 @@
 /* Design: an attempt is one try of a request on one pair. Its id carries the attempt number, so
  * whatever an old attempt still says is recognised and dropped. Prefill and Reserve leave in the
- * same step; both carry the prompt and the ticket. A request waits in one admission queue ordered
+ * same step; both carry the prompt and the ticket (a parked probe's Reserve waits for the first token). A request waits in one admission queue ordered
  * by (priority, arrival); only the head is placed, so that a big request is not starved by small
  * ones behind it. A replay keeps its arrival and therefore goes first.
  */
@@ -96,8 +96,8 @@ static void fill_request(const struct rt_core *c, const struct rt_entry *e, cons
 
 static void fill_ticket(const struct rt_core *c, const struct rt_entry *e, struct td_wire_ticket *t)
 {
-    t->p_epoch = c->decision.p->epoch;
-    t->d_epoch = c->decision.d->epoch;
+    t->p_epoch = e->p_epoch;
+    t->d_epoch = e->d_epoch;
     memcpy(t->nonce, e->nonce, sizeof t->nonce);
     t->nonce[0] = (uint8_t)(t->nonce[0] ^ e->attempt); /* each attempt has its own */
     t->life_ms = left_ms(c, e);
@@ -143,6 +143,41 @@ void rt__prefill_done(struct rt_core *c, struct rt_entry *e)
     e->p_tok = 0;
 }
 
+static void send_prefill(struct rt_core *c, const struct rt_entry *e, const struct rt_node *d)
+{
+    struct td_wire_prefill *p = &send_msg(c, e->p_epoch, TD_WIRE_PREFILL)->prefill;
+    fill_request(c, e, d, &p->r);
+    fill_ticket(c, e, &p->ticket);
+    p->decode_node = d->name;
+}
+
+static void send_reserve(struct rt_core *c, const struct rt_entry *e, const struct rt_node *p,
+                         const struct rt_node *d)
+{
+    struct td_wire_reserve *r = &send_msg(c, e->d_epoch, TD_WIRE_RESERVE)->reserve;
+    fill_request(c, e, d, &r->r);
+    r->mode = p == d ? TD_RESERVE_LOCAL : TD_RESERVE_REMOTE;
+    fill_ticket(c, e, &r->ticket);
+    r->prefill_node = p->name;
+    r->p_address = p->address;
+    r->p_address_len = p == d ? 0 : p->address_len;
+}
+
+void rt__reserve_parked(struct rt_core *c, struct rt_entry *e, bool last)
+{
+    const struct rt_node *p = rt_nodes_find(&c->nodes, e->p_epoch);
+    const struct rt_node *d = rt_nodes_find(&c->nodes, e->d_epoch);
+    if (!e->unreserved) {
+        return;
+    }
+    e->unreserved = false;
+    if (last || p == NULL || d == NULL) { /* without P its loss ends the attempt, too */
+        rt__released(c, e, e->d_epoch);
+    } else {
+        send_reserve(c, e, p, d);
+    }
+}
+
 static void send_attempt(struct rt_core *c, struct rt_entry *e)
 {
     struct rt_decision *dec = &c->decision;
@@ -156,18 +191,12 @@ static void send_attempt(struct rt_core *c, struct rt_entry *e)
     charge(e, dec);
     rt__record_decision(c, e);
     if (!local) {
-        struct td_wire_prefill *p = &send_msg(c, e->p_epoch, TD_WIRE_PREFILL)->prefill;
-        fill_request(c, e, dec->d, &p->r);
-        fill_ticket(c, e, &p->ticket);
-        p->decode_node = dec->d->name;
+        send_prefill(c, e, dec->d);
     }
-    struct td_wire_reserve *r = &send_msg(c, e->d_epoch, TD_WIRE_RESERVE)->reserve;
-    fill_request(c, e, dec->d, &r->r);
-    r->mode = local ? TD_RESERVE_LOCAL : TD_RESERVE_REMOTE;
-    fill_ticket(c, e, &r->ticket);
-    r->prefill_node = dec->p->name;
-    r->p_address = dec->p->address;
-    r->p_address_len = local ? 0 : dec->p->address_len;
+    e->unreserved = e->park && !local;
+    if (!e->unreserved) {
+        send_reserve(c, e, dec->p, dec->d);
+    }
     rt__set_timer(c, e, e->deadline_us);
     rt__observe(c, RT_M_QUEUE_US, (double)(c->now_us - e->queued_us));
     rt__observe(c, RT_M_DECISION, local ? 0 : 1);

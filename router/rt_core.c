@@ -318,6 +318,7 @@ static void on_token(struct rt_core *c, uint64_t node, const struct td_wire_toke
     }
     if (e->phase == RT_PREFILL) {
         first_token(c, e);
+        rt__reserve_parked(c, e, finish != TD_FINISH_NONE);
     }
     bool from_p = node == e->p_epoch && e->p_epoch != e->d_epoch;
     emit_token(c, e, t, finish);
@@ -370,7 +371,8 @@ static void on_end(struct rt_core *c, uint64_t node, const struct td_wire_end *m
     uint64_t p_epoch = e->p_epoch;
     rt__released(c, e, node);
     if (e->phase == RT_CLOSING) {
-        if (from_d) {
+        /* Of a parked one P's times are what is asked for: both must have spoken. */
+        if (e->park ? e->p_epoch == 0 && e->d_epoch == 0 : from_d) {
             end_user(c, e, TD_OK, e->finish, "");
         }
         close_if_free(c, e);

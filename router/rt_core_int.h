@@ -58,6 +58,8 @@ void rt__released(struct rt_core *c, struct rt_entry *e, uint64_t node_epoch);
  * none. */
 void rt__attempt_failed(struct rt_core *c, struct rt_entry *e, td_err err, uint64_t failed_epoch,
                         const char *text);
+/* The first token of a parked attempt is here: D hears of the request, or, when that was the `last` token, never. */
+void rt__reserve_parked(struct rt_core *c, struct rt_entry *e, bool last);
 /* The first token of an attempt is here: P's book. */
 void rt__prefill_done(struct rt_core *c, struct rt_entry *e);
 

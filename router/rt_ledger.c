@@ -122,6 +122,7 @@ td_err rt_ledger_open(struct rt_ledger *l, const struct rt_submit *s, struct rt_
     e->priority = s->priority;
     e->only_p = s->only_p;
     e->only_d = s->only_d;
+    e->park = s->park;
     e->user = s->user;
     copy_text(e->tenant, sizeof e->tenant, s->tenant);
     copy_text(e->traceparent, sizeof e->traceparent, s->traceparent);

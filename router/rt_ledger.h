@@ -35,8 +35,10 @@ struct rt_entry {
     td_err last_err;         /* of the last failed attempt */
     enum td_finish finish;   /* of the last token, while closing */
     bool user_ended;         /* RT_DO_END was given out */
-    bool d_spoke; /* a token of this attempt came from D: it has taken the request over */
-    bool told;    /* closing: its nodes have been told to stop */
+    bool d_spoke;    /* a token of this attempt came from D: it has taken the request over */
+    bool told;       /* closing: its nodes have been told to stop */
+    bool park;       /* rt_submit */
+    bool unreserved; /* this attempt's Reserve waits for its first token */
     int64_t submit_us, queued_us, placed_us, first_us, last_us, deadline_us;
     int64_t wait_pair_until_us; /* a replay gives up waiting for a pair then */
     int64_t predicted_ttft_us;

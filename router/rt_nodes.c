@@ -80,6 +80,7 @@ td_err rt_nodes_up(struct rt_nodes *ns, const struct td_wire_node_info *info,
     n->layout_id = info->layout.id;
     n->numerics_id = info->numerics_id;
     n->block_tok = info->layout.block_tok != 0 ? info->layout.block_tok : 16;
+    n->n_layers = info->layout.n_layers;
     n->max_model_len = info->max_model_len;
     n->n_blocks = info->n_blocks;
     n->max_seqs = info->max_seqs;

@@ -22,7 +22,7 @@ struct rt_node {
     uint8_t address[TD_WIRE_MAX_ADDR]; /* data plane address of rank 0 */
     uint32_t address_len;
     uint64_t layout_id, numerics_id;
-    uint32_t block_tok, max_model_len, n_blocks, max_seqs;
+    uint32_t block_tok, n_layers, max_model_len, n_blocks, max_seqs;
     uint32_t transport_ok;                              /* 1: usable on the data plane */
     char version[32], numerics[64], admin_address[128]; /* as told, cut */
 

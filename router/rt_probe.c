@@ -1,6 +1,7 @@
 /* Design: a probe is an ordinary request of the core's, pinned to one pair, with a prompt of arbitrary tokens and two
  * tokens of output: the second one can only come from decode, so its end proves prefill, transfer and decode. Its stage
- * times are the answer. It is never replayed: its failure is the answer, too.
+ * times are the answer. It is never replayed: its failure is the answer, too. A parked one measures the link: decode hears
+ * of it when prefill has all KV, so that nothing but the data plane is in the time of its transfer.
  */
 #define TD_LOG_ROOM "router"
 #include <inttypes.h>
@@ -51,12 +52,12 @@ static td_err result(const struct rt_probe *p, const struct rt_action *a, struct
     TD_TRY(text(b, "decode", a->d_name));
     return td_buf_printf(
         b,
-        ",\"transport\":\"%s\",\"prompt_tokens\":%u,\"kv_bytes\":%" PRIu64
+        ",\"parked\":%s,\"transport\":\"%s\",\"prompt_tokens\":%u,\"kv_bytes\":%" PRIu64
         ",\"transfer_us\":%" PRIu64 ",\"transfer_exposed_us\":%" PRIu64 ",\"prefill_us\":%" PRIu64
         ",\"ttft_us\":%" PRId64 ",\"total_us\":%" PRId64 "}",
-        s->transport != NULL ? s->transport : "", p->n_prompt, s->kv_bytes, s->transfer_us,
-        s->transfer_exposed_us, s->prefill_us, p->first_us != 0 ? p->first_us - p->started_us : 0,
-        td_now_us() - p->started_us);
+        p->park ? "true" : "false", s->transport != NULL ? s->transport : "", p->n_prompt,
+        s->kv_bytes, s->transfer_us, s->transfer_exposed_us, s->prefill_us,
+        p->first_us != 0 ? p->first_us - p->started_us : 0, td_now_us() - p->started_us);
 }
 
 void rt__probe_end(struct rt_probe *p, const struct rt_action *a)
@@ -112,7 +113,7 @@ static int32_t *make_prompt(const struct rt_shell *s, uint32_t n)
 }
 
 void rt__probe_start(struct rt_shell *s, struct td_http_exchange *x, uint64_t p_epoch,
-                     uint64_t d_epoch, uint32_t n_prompt)
+                     uint64_t d_epoch, uint32_t n_prompt, bool park)
 {
     uint32_t room =
         s->model->max_model_len > PROBE_OUTPUT + 1 ? s->model->max_model_len - PROBE_OUTPUT - 1 : 1;
@@ -124,6 +125,7 @@ void rt__probe_start(struct rt_shell *s, struct td_http_exchange *x, uint64_t p_
                        "as many probes as there may be are running", NULL, 1);
         return;
     }
+    p->park = park;
     struct rt_submit sub = {.prompt = ids,
                             .n_prompt = n_prompt,
                             .sampling = {.top_p = 1,
@@ -136,11 +138,12 @@ void rt__probe_start(struct rt_shell *s, struct td_http_exchange *x, uint64_t p_
                             .request_id = "tandem-probe",
                             .only_p = p_epoch,
                             .only_d = d_epoch,
+                            .park = park,
                             .user = p};
     td_rng_fill(sub.nonce, sizeof sub.nonce);
     td_rng_fill(sub.cache_salt, sizeof sub.cache_salt);
-    TD_LOG(INFO, "probe", "prefill=%016" PRIx64 " decode=%016" PRIx64 " tokens=%u", p_epoch,
-           d_epoch, n_prompt);
+    TD_LOG(INFO, "probe", "prefill=%016" PRIx64 " decode=%016" PRIx64 " tokens=%u park=%d", p_epoch,
+           d_epoch, n_prompt, park);
     struct rt_event ev = {.type = RT_EV_SUBMIT, .submit = &sub};
     td_http_exchange_on_gone(x, on_gone, p);
     /* A refusal has answered, and freed the slot, before this returns. */

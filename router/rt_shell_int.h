@@ -35,6 +35,7 @@ struct rt_probe {
     uint64_t counter; /* in the core */
     int64_t started_us, first_us;
     uint32_t n_prompt;
+    bool park;
 };
 
 struct rt_shell {
@@ -86,9 +87,9 @@ td_err rt__shell_drain_node(struct rt_shell *s, const char *name, const struct t
 void rt__live_gauges(const struct rt_shell *s, struct rt_live_gauges *out);
 
 /* rt_probe.c: a request of our own through one pair, asked for on the admin port */
-/* p_epoch == d_epoch: a node of both roles. Answers the exchange, now or later. */
+/* p_epoch == d_epoch: a node of both roles. `park`: as in rt_submit. Answers the exchange, now or later. */
 void rt__probe_start(struct rt_shell *s, struct td_http_exchange *x, uint64_t p_epoch,
-                     uint64_t d_epoch, uint32_t n_prompt);
+                     uint64_t d_epoch, uint32_t n_prompt, bool park);
 /* The probe that a core action is for, or NULL: a client's. */
 struct rt_probe *rt__probe_of(struct rt_shell *s, const struct rt_action *a);
 void rt__probe_token(struct rt_probe *p);

@@ -549,6 +549,9 @@ def test_the_doctor_examines_a_cluster_and_every_pair():
                 pair = checks[f"prefill-0 > {d}"]
                 assert pair["kv_bytes"] > 100000 and "first token after" in pair["detail"], pair
                 assert pair.get("bytes_per_s", 1) > 0, pair
+                link = checks[f"link prefill-0 > {d}"]
+                assert link["transport"] == "shm" and link["bytes"] == pair["kv_bytes"] and link["bytes_per_s"] > 0, link
+                assert link["kv_bytes_per_token"] == link["bytes"] / 128 and link["prompt_tokens"] == 2048, link
     assert not [r for r in SHARED.admin("/requests")["finished"] if r["request_id"] == "tandem-probe"]
     with cluster(prefill=1, decode=2) as cl:
         router = f"http://127.0.0.1:{cl.router.port('admin')}"

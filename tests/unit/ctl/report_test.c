@@ -97,6 +97,15 @@ static void past_its_bound_a_report_fails_and_keeps_the_first(void **state)
     assert_true(report.findings[0].values[CTL_REPORT_VALUES - 1].value == CTL_REPORT_VALUES - 1);
 }
 
+static void a_word_is_a_value_too_cut_to_fit_and_clean(void **state)
+{
+    (void)state;
+    struct ctl_finding *f = ctl_report_add(&report, CTL_V_OK, "c", NULL, "d");
+    ctl_finding_text(f, "transport", "shm\x1b and a good deal more than there is room for");
+    assert_string_equal(f->values[0].text, "shm? and a good deal mo");
+    assert_string_equal(f->values[0].name, "transport");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -105,6 +114,7 @@ int main(void)
         cmocka_unit_test_setup(json_has_every_finding_with_its_figures, fresh),
         cmocka_unit_test_setup(texts_are_cut_to_fit_and_cannot_steer_a_terminal, fresh),
         cmocka_unit_test_setup(past_its_bound_a_report_fails_and_keeps_the_first, fresh),
+        cmocka_unit_test_setup(a_word_is_a_value_too_cut_to_fit_and_clean, fresh),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

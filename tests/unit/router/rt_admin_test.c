@@ -292,7 +292,8 @@ static void a_probe_whose_asker_leaves_is_cancelled_and_their_number_is_bounded(
         rig_until(r, was_cancelled, rig_work(r, i), "the cancel");
     }
     static const char *const bad[] = {"{}", "{\"prefill\":\"n\\\"1\",\"decode\":5}",
-                                      "{\"prefill\":\"a\",\"decode\":\"b\",\"tokens\":5000}"};
+                                      "{\"prefill\":\"a\",\"decode\":\"b\",\"tokens\":5000}",
+                                      "{\"prefill\":\"a\",\"decode\":\"b\",\"park\":1}"};
     for (size_t i = 0; i < TD_COUNT(bad); i++) {
         send_post(r, "/probe", bad[i], JSON_HEAD, &c[0]);
         assert_int_equal(rig_answer(r, &c[0]), 400);

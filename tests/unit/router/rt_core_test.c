@@ -102,7 +102,7 @@ static int teardown(void **state)
 
 static const int32_t prompt[40] = {1, 2, 3};
 
-static uint64_t submit(struct bench *b, uint32_t max_tokens, int32_t priority)
+static uint64_t submit_as(struct bench *b, uint32_t max_tokens, int32_t priority, bool park)
 {
     struct rt_submit s = {.prompt = prompt,
                           .n_prompt = 40,
@@ -111,10 +111,18 @@ static uint64_t submit(struct bench *b, uint32_t max_tokens, int32_t priority)
                           .budget_us = 60000000,
                           .tenant = "t",
                           .request_id = "r",
+                          .only_p = park ? P0 : 0,
+                          .only_d = park ? D0 : 0,
+                          .park = park,
                           .user = b};
     uint64_t counter = 0;
     step(b, &(struct rt_event){.type = RT_EV_SUBMIT, .submit = &s}, &counter);
     return counter;
+}
+
+static uint64_t submit(struct bench *b, uint32_t max_tokens, int32_t priority)
+{
+    return submit_as(b, max_tokens, priority, false);
 }
 
 static const struct rt_action *find(const struct bench *b, enum rt_action_type type, uint64_t node,
@@ -191,6 +199,51 @@ static void a_request_goes_to_both_nodes_and_ends_once(void **state)
     assert_int_equal(e->n_output, 3);
     assert_string_equal(e->stages.transport, "shm");
     assert_int_equal(rt_core_count(b->core, RT_FREE), 64);
+}
+
+static void
+a_parked_request_is_reserved_after_its_first_token_and_told_when_both_ended(void **state)
+{
+    struct bench *b = *state;
+    pair(b);
+    uint64_t c = submit_as(b, 2, 0, true);
+    const struct rt_action *p = find(b, RT_DO_SEND, P0, TD_WIRE_PREFILL);
+    struct td_wire_ticket ticket = p->msg->prefill.ticket;
+    assert_null(find(b, RT_DO_SEND, D0, TD_WIRE_RESERVE));
+    token(b, P0, c, 0, 0, 11, TD_FINISH_NONE);
+    const struct rt_action *d = find(b, RT_DO_SEND, D0, TD_WIRE_RESERVE);
+    assert_non_null(d);
+    assert_int_equal(d->msg->reserve.ticket.p_epoch, P0);
+    assert_memory_equal(d->msg->reserve.ticket.nonce, ticket.nonce, sizeof ticket.nonce);
+    assert_int_equal(d->msg->reserve.mode, TD_RESERVE_REMOTE);
+    assert_int_equal(d->msg->reserve.r.n_prompt, 40); /* as sent to prefill, without its token */
+    token(b, D0, c, 0, 0, 11, TD_FINISH_NONE);
+    assert_null(find(b, RT_DO_SEND, D0, TD_WIRE_RESERVE)); /* once */
+    token(b, D0, c, 0, 1, 12, TD_FINISH_LENGTH);
+    end(b, D0, c, 0, TD_OK);
+    assert_null(find(b, RT_DO_END, 0, 0)); /* prefill's times are still to come */
+    end(b, P0, c, 0, TD_OK);
+    assert_int_equal(find(b, RT_DO_END, 0, 0)->err, TD_OK);
+    assert_int_equal(rt_core_count(b->core, RT_FREE), 64);
+}
+
+static void a_parked_request_that_ends_early_leaves_nothing_on_decode(void **state)
+{
+    struct bench *b = *state;
+    pair(b);
+    uint64_t c = submit_as(b, 2, 0, true);
+    token(b, P0, c, 0, 0, 11, TD_FINISH_STOP); /* answered by its first token */
+    assert_null(find(b, RT_DO_SEND, D0, TD_WIRE_RESERVE));
+    assert_int_equal(find(b, RT_DO_END, 0, 0)->err, TD_OK);
+    end(b, P0, c, 0, TD_OK);
+    assert_int_equal(rt_core_count(b->core, RT_FREE), 64);
+    c = submit_as(b, 2, 0, true);
+    end(b, P0, c, 0, TD_ERR_STALLED); /* failed before: decode may know of it, or not */
+    assert_int_equal(find(b, RT_DO_END, 0, 0)->err, TD_ERR_STALLED);
+    assert_non_null(find(b, RT_DO_SEND, D0, TD_WIRE_CANCEL));
+    c = submit_as(b, 2, 0, true);
+    lost(b, D0);
+    assert_int_equal(find(b, RT_DO_END, 0, 0)->err, TD_ERR_PEER_LOST);
 }
 
 /* The line that the loss of a node writes, into out. */
@@ -621,6 +674,8 @@ int main(void)
 #define T(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
     const struct CMUnitTest tests[] = {
         T(a_request_goes_to_both_nodes_and_ends_once),
+        T(a_parked_request_is_reserved_after_its_first_token_and_told_when_both_ended),
+        T(a_parked_request_that_ends_early_leaves_nothing_on_decode),
         T(a_node_that_drained_to_its_end_brings_no_warning),
         T(without_nodes_a_request_is_refused_at_once),
         T(nodes_of_unequal_layout_never_pair),
