@@ -218,6 +218,17 @@ enum td_health rt__health(void *arg, const char *service)
 
 /* ---- life ---- */
 
+static void count_call(void *arg, const struct td_grpc_call *c, enum td_grpc_status status)
+{
+    const struct rt_shell *s = arg;
+    rt_metrics_call(s->metrics, td_grpc_call_service(c), td_grpc_call_method(c), status);
+}
+
+void rt__grpc_count(struct rt_shell *s, struct td_grpc_server *server)
+{
+    td_grpc_server_on_end(server, count_call, s);
+}
+
 static td_err make_server(struct rt_grpc *g)
 {
     const struct rt_shell_params *sp = &g->shell->p;
@@ -231,6 +242,7 @@ static td_err make_server(struct rt_grpc *g)
     p.arg = g;
     g->arena = td_arena_create(ARENA_BYTES);
     TD_TRY(g->arena != NULL ? td_grpc_server_create(&p, &g->server) : TD_ERR_NO_MEMORY);
+    rt__grpc_count(g->shell, g->server);
     const struct td_grpc_service engine = {.name = "tandem.v1.Engine",
                                            .methods = engine_methods,
                                            .n_methods = TD_COUNT(engine_methods),

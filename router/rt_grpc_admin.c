@@ -349,6 +349,7 @@ td_err rt__grpc_admin_create(struct rt_shell *s, struct rt_grpc_admin **out_admi
     const struct td_grpc_service service = {
         .name = "tandem.v1.Admin", .methods = methods, .n_methods = TD_COUNT(methods), .arg = a};
     td_grpc_server_add(td_grpc_admin_server(a->grpc), &service);
+    rt__grpc_count(s, td_grpc_admin_server(a->grpc));
     *out_admin = a;
     return TD_OK;
 }

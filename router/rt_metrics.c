@@ -48,6 +48,7 @@ enum family {
     F_KV_USAGE,
     F_QUEUE_SIZE,
     F_REQUESTS,
+    F_GRPC_REQUESTS,
     F_ERRORS,
     F_ADMISSIONS,
     F_DECISIONS,
@@ -101,6 +102,12 @@ static const struct td_metric_desc descs[FAMILIES] = {
                       TD_GAUGE, L1("role"), NULL, 0},
     [F_REQUESTS] = {"tandem_router_requests_total", "API answers by HTTP status.", TD_COUNTER,
                     L1("code"), NULL, 0},
+    [F_GRPC_REQUESTS] = {"tandem_router_grpc_requests_total",
+                         "Calls of gRPC by method and status.",
+                         TD_COUNTER,
+                         {"grpc_service", "grpc_method", "grpc_code", NULL},
+                         NULL,
+                         0},
     [F_ERRORS] = {"tandem_router_errors_total", "API errors by code.", TD_COUNTER, L1("error_code"),
                   NULL, 0},
     [F_ADMISSIONS] = {"tandem_router_admissions_total", "Admission outcomes.", TD_COUNTER,
@@ -303,7 +310,7 @@ static void on_scrape(void *arg)
     set(m, F_CONNECTIONS, http.open + grpc.open);
     set(m, F_HTTP_BYTES_IN, (double)(http.request_bytes + grpc.request_bytes));
     set(m, F_HTTP_BYTES_OUT, (double)(http.response_bytes + grpc.response_bytes));
-    set(m, F_SLOW_READERS, (double)http.slow_readers);
+    set(m, F_SLOW_READERS, (double)(http.slow_readers + grpc.slow_readers));
     set(m, F_UPTIME, (double)(td_now_us() - s->started_us) * 1e-6);
 }
 
@@ -449,6 +456,13 @@ void rt_metrics_answer(struct rt_metrics *m, int status, td_err err)
     if (err != TD_OK) {
         td_metric_add(labelled(m, F_ERRORS, td_err_code(err)), 1);
     }
+}
+
+void rt_metrics_call(struct rt_metrics *m, const char *service, const char *method,
+                     enum td_grpc_status status)
+{
+    const char *values[] = {service, method, td_grpc_status_name(status), NULL};
+    td_metric_add(td_metric_child(m->f[F_GRPC_REQUESTS], values), 1);
 }
 
 void rt_metrics_streaming_ttft(struct rt_metrics *m, bool streaming, double seconds)

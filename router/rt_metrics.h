@@ -10,6 +10,7 @@
 
 #include "common/base/err.h"
 #include "common/base/metrics.h"
+#include "common/io/grpc_frame.h"
 #include "router/rt_core.h"
 
 struct rt_shell;
@@ -21,6 +22,9 @@ struct rt_metrics *rt_metrics_destroy(struct rt_metrics *m);
 void rt_metrics_observe(struct rt_metrics *m, enum rt_metric what, double value);
 /* A finished HTTP answer of the API: its status. */
 void rt_metrics_answer(struct rt_metrics *m, int status, td_err err);
+/* A call of gRPC is over. The names are those of tables, never a client's words. */
+void rt_metrics_call(struct rt_metrics *m, const char *service, const char *method,
+                     enum td_grpc_status status);
 /* A step of the core that placed requests took so long for each. */
 void rt_metrics_scheduler(struct rt_metrics *m, double seconds);
 /* A request of the API is over: OpenTelemetry's figures. */

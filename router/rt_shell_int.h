@@ -127,6 +127,9 @@ uint16_t rt__grpc_port(const struct rt_grpc *g);
 /* *out as it was when gRPC is off. */
 void rt__grpc_stats(const struct rt_grpc *g, struct td_h2_server_stats *out);
 
+/* Counts the calls of a server, which the shell's figures outlive. */
+void rt__grpc_count(struct rt_shell *s, struct td_grpc_server *server);
+
 /* What the router is to a prober: "" and "readiness", "liveness", "prefill", "decode". */
 enum td_health rt__health(void *arg, const char *service);
 

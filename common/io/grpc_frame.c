@@ -45,6 +45,31 @@ enum td_grpc_status td_grpc_status_of(td_err err)
     }
 }
 
+const char *td_grpc_status_name(enum td_grpc_status status)
+{
+    static const char *const names[] = {
+        [TD_GRPC_OK] = "OK",
+        [TD_GRPC_CANCELLED] = "CANCELLED",
+        [TD_GRPC_UNKNOWN] = "UNKNOWN",
+        [TD_GRPC_INVALID_ARGUMENT] = "INVALID_ARGUMENT",
+        [TD_GRPC_DEADLINE_EXCEEDED] = "DEADLINE_EXCEEDED",
+        [TD_GRPC_NOT_FOUND] = "NOT_FOUND",
+        [TD_GRPC_ALREADY_EXISTS] = "ALREADY_EXISTS",
+        [TD_GRPC_PERMISSION_DENIED] = "PERMISSION_DENIED",
+        [TD_GRPC_RESOURCE_EXHAUSTED] = "RESOURCE_EXHAUSTED",
+        [TD_GRPC_FAILED_PRECONDITION] = "FAILED_PRECONDITION",
+        [TD_GRPC_ABORTED] = "ABORTED",
+        [TD_GRPC_OUT_OF_RANGE] = "OUT_OF_RANGE",
+        [TD_GRPC_UNIMPLEMENTED] = "UNIMPLEMENTED",
+        [TD_GRPC_INTERNAL] = "INTERNAL",
+        [TD_GRPC_UNAVAILABLE] = "UNAVAILABLE",
+        [TD_GRPC_DATA_LOSS] = "DATA_LOSS",
+        [TD_GRPC_UNAUTHENTICATED] = "UNAUTHENTICATED",
+    };
+    size_t i = (size_t)status;
+    return i < sizeof names / sizeof names[0] ? names[i] : "UNKNOWN";
+}
+
 /* ---- messages ---- */
 
 void td_grpc_reader_init(struct td_grpc_reader *r, size_t max)

@@ -39,6 +39,8 @@ enum td_grpc_status {
 
 /* What a client is told of an error. */
 enum td_grpc_status td_grpc_status_of(td_err err);
+/* "NOT_FOUND"; "UNKNOWN" for what gRPC does not know either. */
+const char *td_grpc_status_name(enum td_grpc_status status);
 
 /* Cuts a stream of bytes into messages. */
 struct td_grpc_reader {

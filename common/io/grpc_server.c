@@ -22,8 +22,8 @@ struct td_grpc_call {
     struct td_grpc_server *server; /* borrowed */
     struct td_h2_stream *stream;   /* borrowed */
     struct td_grpc_call *prev, *next;
-    const struct td_grpc_method *method; /* NULL: refused already */
-    void *method_arg;
+    const struct td_grpc_service *service; /* NULL: unknown; of the server's table */
+    const struct td_grpc_method *method;   /* NULL: unknown */
     struct td_grpc_reader reader;
     size_t buffered; /* counted in the server's */
     bool complete;   /* the one message is there */
@@ -46,6 +46,8 @@ struct td_grpc_server {
     uint32_t n_deadlines;
     size_t buffered;
     bool sweeping;
+    void (*on_end)(void *arg, const struct td_grpc_call *c, enum td_grpc_status status);
+    void *on_end_arg;
 };
 
 /* ---- answers ---- */
@@ -96,8 +98,11 @@ static void release(struct td_grpc_call *c)
 }
 
 /* The owner is out of it. */
-static void let_go(struct td_grpc_call *c)
+static void let_go(struct td_grpc_call *c, enum td_grpc_status status)
 {
+    if (c->server->on_end != NULL) {
+        c->server->on_end(c->server->on_end_arg, c, status);
+    }
     c->finished = true;
     c->gone = NULL;
     release(c);
@@ -114,7 +119,7 @@ void td_grpc_finish(struct td_grpc_call *c, enum td_grpc_status status, const ch
     char code[8], encoded[TD_GRPC_MAX_TEXT * 3 + 1];
     struct td_http_header h[5 + TD_GRPC_MAX_TRAILERS];
     uint32_t n_h = c->started ? 0 : head_of(c, h);
-    let_go(c);
+    let_go(c, status);
     (void)snprintf(code, sizeof code, "%d", (int)status);
     h[n_h++] = (struct td_http_header){"grpc-status", code};
     if (text != NULL && text[0] != 0) {
@@ -155,8 +160,8 @@ static void end_call(struct td_grpc_call *c, td_err err, const char *text)
 
 /* ---- requests ---- */
 
-static const struct td_grpc_method *find_method(struct td_grpc_server *s, const char *path,
-                                                void **out_arg)
+/* Sets service and method of the call; both stay NULL when nobody serves the path. */
+static void find_method(const struct td_grpc_server *s, const char *path, struct td_grpc_call *c)
 {
     const char *name = path[0] == '/' ? strchr(path + 1, '/') : NULL;
     size_t n = name != NULL ? (size_t)(name - path) - 1 : 0;
@@ -165,12 +170,12 @@ static const struct td_grpc_method *find_method(struct td_grpc_server *s, const 
         for (uint32_t m = 0; m < v->n_methods; m++) {
             if (strlen(v->name) == n && memcmp(v->name, path + 1, n) == 0 &&
                 strcmp(v->methods[m].name, name + 1) == 0) {
-                *out_arg = v->arg;
-                return &v->methods[m];
+                c->service = v;
+                c->method = &v->methods[m];
+                return;
             }
         }
     }
-    return NULL;
 }
 
 static struct td_grpc_call *call_new(struct td_grpc_server *s, struct td_h2_stream *stream)
@@ -235,17 +240,15 @@ static void on_request(void *arg, struct td_h2_stream *stream)
     if (c == NULL) {
         return;
     }
-    const struct td_grpc_method *m = find_method(s, r->path, &c->method_arg);
-    bool asked = s->p.admit != NULL && (m == NULL || !m->open);
+    find_method(s, r->path, c);
+    bool asked = s->p.admit != NULL && (c->method == NULL || !c->method->open);
     td_err err = asked ? s->p.admit(s->p.arg, c) : TD_OK;
     if (err != TD_OK) {
         td_grpc_fail(c, err, NULL, 1);
-    } else if (m == NULL) {
+    } else if (c->method == NULL) {
         td_grpc_fail(c, TD_ERR_METHOD, "unknown method", 0);
     } else if (!set_deadline(c, r)) {
         td_grpc_fail(c, TD_ERR_BAD_REQUEST, "malformed grpc-timeout", 0);
-    } else {
-        c->method = m;
     }
 }
 
@@ -276,7 +279,7 @@ static void message_complete(struct td_grpc_call *c)
     c->server->buffered -= c->buffered;
     c->buffered = 0;
     td_h2_stream_set_deadline(c->stream, td_now_us() + c->server->p.h2.body_us);
-    m->handle(c->method_arg, c, c->reader.message.data, c->reader.message.len);
+    m->handle(c->service->arg, c, c->reader.message.data, c->reader.message.len);
 }
 
 static void on_data(void *arg, struct td_h2_stream *stream, const uint8_t *data, size_t len)
@@ -320,11 +323,11 @@ static void on_end(void *arg, struct td_h2_stream *stream)
     if (!td_grpc_reader_between(&c->reader)) {
         end_call(c, TD_ERR_BAD_REQUEST, "the last message is cut off");
     } else if (c->method->client_streams) {
-        c->method->handle(c->method_arg, c, NULL, 0);
+        c->method->handle(c->service->arg, c, NULL, 0);
     } else if (!c->complete) {
         end_call(c, TD_ERR_BAD_REQUEST, "this method takes one message");
     } else {
-        c->method->handle(c->method_arg, c, c->reader.message.data, c->reader.message.len);
+        c->method->handle(c->service->arg, c, c->reader.message.data, c->reader.message.len);
         release(c); /* the call itself outlives its finish */
     }
 }
@@ -339,7 +342,7 @@ static void on_gone(void *arg, struct td_h2_stream *stream)
     void (*gone)(void *a) = c->gone;
     void *gone_arg = c->gone_arg;
     if (!c->finished) {
-        let_go(c);
+        let_go(c, TD_GRPC_CANCELLED);
     } else {
         gone = NULL;
     }
@@ -420,6 +423,15 @@ struct td_grpc_server *td_grpc_server_destroy(struct td_grpc_server *s)
     return NULL;
 }
 
+void td_grpc_server_on_end(struct td_grpc_server *s,
+                           void (*fn)(void *arg, const struct td_grpc_call *c,
+                                      enum td_grpc_status status),
+                           void *arg)
+{
+    s->on_end = fn;
+    s->on_end_arg = arg;
+}
+
 void td_grpc_server_add(struct td_grpc_server *s, const struct td_grpc_service *service)
 {
     TD_REQUIRE(s->n_services < TD_GRPC_MAX_SERVICES);
@@ -444,6 +456,16 @@ const struct td_http_request *td_grpc_call_request(const struct td_grpc_call *c)
 const char *td_grpc_call_peer(const struct td_grpc_call *c)
 {
     return td_h2_stream_peer(c->stream);
+}
+
+const char *td_grpc_call_service(const struct td_grpc_call *c)
+{
+    return c->service != NULL ? c->service->name : "unknown";
+}
+
+const char *td_grpc_call_method(const struct td_grpc_call *c)
+{
+    return c->method != NULL ? c->method->name : "unknown";
 }
 
 int64_t td_grpc_call_deadline(const struct td_grpc_call *c)

@@ -49,6 +49,12 @@ td_err td_grpc_server_create(const struct td_grpc_server_params *p,
 struct td_grpc_server *td_grpc_server_destroy(struct td_grpc_server *s);
 /* The table is copied; what it points at must live as long as the server. */
 void td_grpc_server_add(struct td_grpc_server *s, const struct td_grpc_service *service);
+/* fn hears of the end of every call, once: its status, or CANCELLED when the client left first, or the stream was cut. The
+ * call answers td_grpc_call_service, _method and _tag then. */
+void td_grpc_server_on_end(struct td_grpc_server *s,
+                           void (*fn)(void *arg, const struct td_grpc_call *c,
+                                      enum td_grpc_status status),
+                           void *arg);
 struct td_h2_server *td_grpc_server_h2(struct td_grpc_server *s);
 /* Names of the services served, in the order of their adding; NULL past the end. */
 const char *td_grpc_server_service(const struct td_grpc_server *s, uint32_t i);
@@ -56,6 +62,9 @@ const char *td_grpc_server_service(const struct td_grpc_server *s, uint32_t i);
 /* ---- a call; none of these may be used after finish, fail or gone ---- */
 const struct td_http_request *td_grpc_call_request(const struct td_grpc_call *c);
 const char *td_grpc_call_peer(const struct td_grpc_call *c);
+/* Of the table that serves it; "unknown" when none does. */
+const char *td_grpc_call_service(const struct td_grpc_call *c);
+const char *td_grpc_call_method(const struct td_grpc_call *c);
 /* When the client gives up; TD_NEVER when it never does. The server ends the call then. */
 int64_t td_grpc_call_deadline(const struct td_grpc_call *c);
 /* What the owner wants to remember of the caller. */

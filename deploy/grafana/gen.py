@@ -53,6 +53,11 @@ OPERATIONS = {
          [(rate("tandem_router_prompt_tokens_sum"), "prompt"), (rate("tandem_router_output_tokens_sum"), "output")]),
         ("Errors", "reqps", "By code of the API error; docs/runbooks says what to do about the frequent ones.",
          [(rate("tandem_router_errors_total", "error_code"), "{{error_code}}")]),
+        ("gRPC calls by status", "reqps", "All methods, both ports; statuses: docs/grpc.md. CANCELLED: clients that left.",
+         [(rate("tandem_router_grpc_requests_total", "grpc_code"), "{{grpc_code}}")]),
+        ("gRPC errors by method", "reqps", "Calls that did not end with OK, without health checks. INTERNAL is a bug.",
+         [(rate("tandem_router_grpc_requests_total", "grpc_method, grpc_code",
+                ',grpc_code!="OK",grpc_service!="grpc.health.v1.Health"'), "{{grpc_method}} {{grpc_code}}")]),
     ],
     "Router": [
         ("Requests in the router", "short", "Queued ones wait for a pair with room; running ones are on nodes.",

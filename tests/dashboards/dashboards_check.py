@@ -20,6 +20,7 @@ import urllib.request
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [os.path.join(HERE, "..", "integration"), HERE]
 from files_test import expressions, gen  # noqa: E402
+from h2_frames import Peer, END_HEADERS, END_STREAM, HEADERS, frame, head, until_end  # noqa: E402
 from harness import Stream, certificate, chat, cluster, request, tokens_of, wait_for  # noqa: E402
 
 TOOLS = os.environ["TANDEM_PROMETHEUS"]
@@ -109,8 +110,15 @@ class Prometheus:
         return [r for r in result if math.isfinite(float(r["value"][1]))]
 
 
+def call(port, path):
+    """A call of gRPC without a message: a method that takes one refuses it."""
+    with Peer(port) as p:
+        p.send(frame(HEADERS, END_HEADERS | END_STREAM, 1, head(path)))
+        assert list(until_end(p, 1))
+
+
 def load(cl, until):
-    """What a busy day brings: streams, whole answers, bad requests, clients that leave."""
+    """What a busy day brings: streams, whole answers, bad requests, clients that leave, calls of gRPC."""
     port = cl.router.port("http")
 
     def ask(i):
@@ -119,6 +127,7 @@ def load(cl, until):
             n += 1
             if i == 0 and n % 2:
                 request(port, "POST", "/v1/completions", {"prompt": 7})
+                call(cl.router.port("grpc"), "/tandem.v1.Engine/Tokenize")
             elif i == 0:
                 s = Stream(port, text=TEXT, max_tokens=200, ignore_eos=True)
                 next(s.events())

@@ -5,10 +5,10 @@ import socket
 import struct
 import time
 
+from h2_frames import (CONTINUATION, DATA, END_HEADERS, END_STREAM, HEADERS, PING, PRIORITY, RST, SETTINGS, WINDOW,
+                       Peer, block, frame, generate, head, until_end)
 from harness import all_blocks_back, cluster, request, run, wait_for
 
-DATA, HEADERS, PRIORITY, RST, SETTINGS, PING, GOAWAY, WINDOW, CONTINUATION = 0, 1, 2, 3, 4, 6, 7, 8, 9
-END_STREAM, END_HEADERS = 1, 4
 CALM = 11
 SHARED = None
 MEMORY_MIB = 160  # that hostile clients may add, all together
@@ -28,102 +28,8 @@ def rss(cl):
         return int(next(line for line in f if line.startswith("VmRSS")).split()[1]) / 1024
 
 
-def frame(kind, flags, stream, payload=b""):
-    return struct.pack(">I", len(payload))[1:] + bytes([kind, flags]) + struct.pack(">I", stream) + payload
-
-
-def integer(n):
-    if n < 127:
-        return bytes([n])
-    out, n = bytearray([127]), n - 127
-    while n >= 128:
-        out.append(n % 128 + 128)
-        n //= 128
-    return bytes(out + bytes([n]))
-
-
-def block(*fields):
-    """HPACK literals, nothing indexed."""
-    out = b""
-    for name, value in zip(fields[::2], fields[1::2]):
-        out += b"\0" + integer(len(name)) + name.encode() + integer(len(value)) + value.encode()
-    return out
-
-
-def head(path="/tandem.v1.Engine/Generate", *more):
-    return block(":authority", "a", ":method", "POST", ":scheme", "http", ":path", path, "content-type",
-                 "application/grpc", "te", "trailers", *more)
-
-
-def varint(n):
-    out = bytearray()
-    while n >= 128:
-        out.append(n % 128 + 128)
-        n //= 128
-    return bytes(out + bytes([n]))
-
-
-def generate(text="hello", tokens=8):
-    """A GenerateRequest{text, sampling{temperature 0, max_tokens}} as a gRPC message."""
-    sampling = b"\x0d\0\0\0\0" + b"\x48" + varint(tokens)
-    m = b"\x12" + varint(len(text)) + text.encode() + b"\x2a" + varint(len(sampling)) + sampling
-    return b"\0" + struct.pack(">I", len(m)) + m
-
-
-class Peer:
-    """One connection of raw frames."""
-
-    def __init__(self, settings=b""):
-        self.s = socket.create_connection(("127.0.0.1", shared().router.port("grpc")), 30)
-        self.send(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(SETTINGS, 0, 0, settings))
-        self.buf = b""
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exc):
-        self.s.close()
-
-    def send(self, data):
-        """False when the server has closed."""
-        try:
-            self.s.sendall(data)
-            return True
-        except OSError:
-            return False
-
-    def ask(self, stream, text="hello", tokens=8, end=True):
-        return self.send(frame(HEADERS, END_HEADERS, stream, head()) +
-                         frame(DATA, END_STREAM if end else 0, stream, generate(text, tokens)))
-
-    def frames(self, seconds=30):
-        """(kind, flags, stream, payload) until the server closes or says nothing for so long."""
-        self.s.settimeout(seconds)
-        while True:
-            while len(self.buf) >= 9:
-                n = int.from_bytes(self.buf[:3], "big")
-                if len(self.buf) < 9 + n:
-                    break
-                kind, flags, stream = self.buf[3], self.buf[4], struct.unpack(">I", self.buf[5:9])[0]
-                payload, self.buf = self.buf[9:9 + n], self.buf[9 + n:]
-                yield kind, flags, stream, payload
-            try:
-                got = self.s.recv(65536)
-            except (ConnectionResetError, BrokenPipeError):
-                return
-            except socket.timeout:
-                raise AssertionError("the server said nothing") from None
-            if not got:
-                return
-            self.buf += got
-
-    def goaway(self):
-        """The code of the last GOAWAY before the server closes; None without one."""
-        code = None
-        for kind, _, _, payload in self.frames():
-            if kind == GOAWAY:
-                code = struct.unpack(">I", payload[4:8])[0]
-        return code
+def peer(settings=b""):
+    return Peer(shared().router.port("grpc"), settings)
 
 
 def cancel(stream):
@@ -135,20 +41,13 @@ def unharmed():
     cl = shared()
     a = request(cl.router.port("http"), "POST", "/v1/completions", {"prompt": "hello", "max_tokens": 4, "temperature": 0})
     assert a.status == 200, a.body
-    with Peer() as p:
+    with peer() as p:
         p.ask(1)
         assert any(kind == HEADERS and flags & END_STREAM and stream == 1 for kind, flags, stream, _ in until_end(p, 1))
     for node in cl.nodes.values():
         all_blocks_back(cl, node)
     wait_for(lambda: not cl.admin("/requests")["live"], 30, "the requests to end")
     assert rss(cl) - cl.rss < MEMORY_MIB, (rss(cl), cl.rss)
-
-
-def until_end(peer, stream):
-    for f in peer.frames():
-        yield f
-        if f[2] == stream and (f[0] == RST or f[1] & END_STREAM and f[0] in (HEADERS, DATA)):
-            return
 
 
 def test_floods_of_useless_frames_end_their_connection_only():
@@ -158,7 +57,7 @@ def test_floods_of_useless_frames_end_their_connection_only():
         "priority": frame(PRIORITY, 0, 1001, b"\0\0\0\0\1"),
     }
     for name, one in floods.items():
-        with Peer() as p:
+        with peer() as p:
             for _ in range(200):
                 if not p.send(one * 100):
                     break
@@ -167,7 +66,7 @@ def test_floods_of_useless_frames_end_their_connection_only():
 
 
 def test_streams_opened_and_cancelled_at_once_are_bounded():
-    with Peer() as p:
+    with peer() as p:
         for i in range(20):
             burst = b"".join(frame(HEADERS, END_HEADERS, s, head()) + frame(DATA, END_STREAM, s, generate(tokens=500)) +
                              cancel(s) for s in range(1 + 400 * i, 1 + 400 * (i + 1), 2))
@@ -178,13 +77,13 @@ def test_streams_opened_and_cancelled_at_once_are_bounded():
 
 
 def test_header_blocks_that_never_end_and_headers_too_large_are_refused():
-    with Peer() as p:
+    with peer() as p:
         p.send(frame(HEADERS, 0, 1, head()))
         for _ in range(1000):
             if not p.send(frame(CONTINUATION, 0, 1, block("x", "y" * 1000))):
                 break
         p.goaway()
-    with Peer() as p:
+    with peer() as p:
         big = head("/x", *(["x-big", "v" * 7000] * 4))
         p.send(frame(HEADERS, END_STREAM, 1, big[:16000]) + frame(CONTINUATION, END_HEADERS, 1, big[16000:]))
         codes = [struct.unpack(">I", payload)[0] for kind, _, _, payload in until_end(p, 1) if kind == RST]
@@ -193,18 +92,18 @@ def test_header_blocks_that_never_end_and_headers_too_large_are_refused():
 
 
 def test_messages_too_large_are_refused_before_they_have_come():
-    with Peer() as p:
+    with peer() as p:
         p.send(frame(HEADERS, END_HEADERS, 1, head()) + frame(DATA, 0, 1, b"\0\xff\xff\xff\xff" + b"x" * 1000))
         assert any(stream == 1 and flags & END_STREAM for _, flags, stream, _ in until_end(p, 1))
     unharmed()
 
 
 def test_requests_that_never_end_cost_little_and_answers_nobody_reads_are_cancelled():
-    held = [Peer() for _ in range(4)]
+    held = [peer() for _ in range(4)]
     for p in held:
         for s in range(1, 400, 2):
             p.send(frame(HEADERS, END_HEADERS, s, head()) + frame(DATA, 0, s, generate(tokens=500)[:7]))
-    deaf = Peer(struct.pack(">HI", 4, 0))  # windows of zero
+    deaf = peer(struct.pack(">HI", 4, 0))  # windows of zero
     for s in range(1, 20, 2):
         deaf.ask(s, tokens=200)
     wait_for(lambda: len(shared().admin("/requests")["finished"]) > 0, 30, "the unread answers to be computed")
@@ -216,15 +115,15 @@ def test_requests_that_never_end_cost_little_and_answers_nobody_reads_are_cancel
 def test_a_client_that_goes_at_any_point_leaves_nothing():
     whole = frame(HEADERS, END_HEADERS, 1, head()) + frame(DATA, END_STREAM, 1, generate("the quick brown fox " * 10, 300))
     for cut in range(0, len(whole), 29):
-        with Peer() as p:
+        with peer() as p:
             p.send(whole[:cut])
     for wait_for_frames in range(1, 12):
-        with Peer() as p:
+        with peer() as p:
             p.send(whole)
             for n, _ in enumerate(until_end(p, 1)):
                 if n == wait_for_frames:
                     break
-    with Peer() as p:
+    with peer() as p:
         for i, s in enumerate(range(1, 60, 2)):
             p.ask(s, tokens=300)
             time.sleep(0.001 * (i % 5))  # other points of the request's way, nothing depends on it
@@ -233,7 +132,7 @@ def test_a_client_that_goes_at_any_point_leaves_nothing():
 
 
 def test_a_thousand_streams_of_one_connection_are_all_answered():
-    with Peer(struct.pack(">HI", 4, 1 << 20)) as p:
+    with peer(struct.pack(">HI", 4, 1 << 20)) as p:
         p.send(frame(WINDOW, 0, 0, struct.pack(">I", 1 << 24)))
         for s in range(1, 2000, 2):
             p.ask(s, tokens=2)

@@ -21,7 +21,7 @@ import ssl  # noqa: E402
 import tempfile  # noqa: E402
 import threading  # noqa: E402
 
-from harness import (BUILD, ROOT, SCRATCH, Both, all_blocks_back, chat, cluster, run, tiny_model,  # noqa: E402
+from harness import (BUILD, ROOT, SCRATCH, Both, all_blocks_back, chat, cluster, open_get, run, tiny_model,  # noqa: E402
                      tokens_of, wait_for)
 
 STUBS = os.path.join(SCRATCH, "stubs")
@@ -205,7 +205,7 @@ def test_the_proto_files_compile_unchanged_for_other_languages():
         assert any(files for _, _, files in os.walk(folder)), language
 
 
-def test_every_documented_status_is_provoked():
+def test_each_bad_request_ends_with_the_status_of_its_kind():
     code = grpc.StatusCode
     rows = [
         (code.INVALID_ARGUMENT, ask("x", sampling={"temperature": -1})),
@@ -250,6 +250,129 @@ def test_every_documented_status_is_provoked():
     blocks_back()
 
 
+class FlagSpoiler:
+    """A way to a server that changes the flag of the first message of a connection to one that gRPC does not know."""
+
+    def __init__(self, port):
+        self.port, self.spoiled = port, False
+        self.door = socket.create_server(("127.0.0.1", 0))
+
+    def __enter__(self):
+        threading.Thread(target=self.serve, daemon=True).start()
+        return f"127.0.0.1:{self.door.getsockname()[1]}"
+
+    def __exit__(self, *exc):
+        self.door.close()
+
+    def serve(self):
+        client, _ = self.door.accept()
+        with client, socket.create_connection(("127.0.0.1", self.port)) as server:
+            threading.Thread(target=self.copy, args=(server, client), daemon=True).start()
+            frames = client.makefile("rb")
+            server.sendall(frames.read(24))  # the preface
+            while head := frames.read(9):
+                payload = frames.read(int.from_bytes(head[:3], "big"))
+                if head[3] == 0 and payload and not self.spoiled:
+                    payload, self.spoiled = b"\7" + payload[1:], True
+                server.sendall(head + payload)
+
+    @staticmethod
+    def copy(a, b):
+        try:
+            while data := a.recv(65536):
+                b.sendall(data)
+        except OSError:
+            pass
+
+
+def told(call):
+    """The status that the server itself gave a call: its trailers came with it."""
+    try:
+        call()
+    except grpc.RpcError as e:
+        assert e.trailing_metadata() and "tandem-code" in dict(e.trailing_metadata()), (e.code(), e.details())
+        return e.code().name
+    raise AssertionError("the call did not fail")
+
+
+def counted(cl, code):
+    """Calls of the router that ended with a status, by its figures."""
+    return sum(v for k, v in cl.metrics(cl.router).items()
+               if k.startswith("tandem_router_grpc_requests_total{") and f'grpc_code="{code}"' in k)
+
+
+def keys_file(*lines):
+    """Of (name, key, requests a second)."""
+    path = os.path.join(tempfile.mkdtemp(dir=SCRATCH), "keys")
+    with open(path, "w", encoding="utf-8") as f:
+        for name, key, rate in lines:
+            f.write(f"{name} {hashlib.sha256(key.encode()).hexdigest()} tenant-{name} 0 {rate} 0 0\n")
+    return path
+
+
+def documented():
+    with open(os.path.join(ROOT, "docs", "grpc.md"), encoding="utf-8") as f:
+        table = f.read().split("## Statuses")[1].split("\n## ")[0]
+    return {line.split("|")[1].strip() for line in table.splitlines() if line.startswith("| ") and "status" not in line[:10]}
+
+
+def cancelled(e):
+    running = e.Generate(ask("x", 1900, sampling={"ignore_eos": True}), timeout=WAIT)
+    assert e.Cancel(pb.CancelRequest(id=next(running).id), timeout=WAIT).known
+    return list(running)
+
+
+def two_deaths(cl, e):
+    """The node that decodes dies, and the one that takes over."""
+    key = [("x-api-key", "secret")]
+    running = e.Generate(ask("x", 500, sampling={"ignore_eos": True}), timeout=WAIT, metadata=key)
+    for victim in range(2):
+        for _ in range(3 + victim):
+            next(running)
+        live = cl.admin("/requests")["live"]
+        cl.nodes[live[0]["decode"]].kill()
+    return list(running)
+
+
+def no_node(cl, e):
+    wait_for(lambda: http_status(cl, "/readyz") == 503, WAIT, "the router to notice")
+    return list(e.Generate(ask("x"), timeout=WAIT, metadata=[("x-api-key", "secret")]))
+
+
+def http_status(cl, path):
+    return open_get(f"http://127.0.0.1:{cl.router.port('admin')}{path}")
+
+
+def test_every_documented_status_is_provoked_and_counted():
+    seen = set()
+
+    def provoke(cl, want, call):
+        before = counted(cl, want)
+        assert told(call) == want
+        assert counted(cl, want) == before + 1, want
+        seen.add(want)
+
+    with channel() as ch:
+        e, cl = engine(ch), shared()
+        with FlagSpoiler(cl.router.port("grpc")) as address, grpc.insecure_channel(address) as bad:
+            provoke(cl, "INTERNAL", lambda: engine(bad).ListModels(pb.ListModelsRequest(), timeout=WAIT))
+        provoke(cl, "INVALID_ARGUMENT", lambda: list(e.Generate(pb.GenerateRequest(), timeout=WAIT)))
+        provoke(cl, "NOT_FOUND", lambda: list(e.Generate(ask("x", model="other"), timeout=WAIT)))
+        provoke(cl, "UNIMPLEMENTED", lambda: list(e.Generate(ask("x", adapter="a"), timeout=WAIT)))
+        provoke(cl, "DEADLINE_EXCEEDED", lambda: list(e.Generate(ask("x", 2000, budget_ms=30), timeout=WAIT)))
+        provoke(cl, "CANCELLED", lambda: cancelled(e))
+    slow = ["--fault", "step.pause=delay:us=20000"]
+    keys = keys_file(("a", "secret", 0), ("b", "limited", 1))
+    with cluster(decode=2, decode_args=slow, router=["--api-key-file", keys, "--pair-wait", "0.5"]) as cl, channel(cl) as ch:
+        e, limited = engine(ch), [("x-api-key", "limited")]
+        provoke(cl, "UNAUTHENTICATED", lambda: e.ListModels(pb.ListModelsRequest(), timeout=WAIT))
+        provoke(cl, "RESOURCE_EXHAUSTED", lambda: [e.Tokenize(pb.TokenizeRequest(text="x"), timeout=WAIT, metadata=limited)
+                                                   for _ in range(5)])
+        provoke(cl, "ABORTED", lambda: two_deaths(cl, e))
+        provoke(cl, "UNAVAILABLE", lambda: no_node(cl, e))
+    assert seen == documented(), seen ^ documented()
+
+
 def test_errors_carry_their_code_and_when_to_come_again():
     with channel() as ch:
         try:
@@ -269,10 +392,7 @@ def test_a_request_id_is_echoed_and_found_in_the_logs():
 
 
 def test_keys_are_checked_and_limited_like_over_http():
-    path = os.path.join(SCRATCH, "keys")
-    with open(path, "w", encoding="utf-8") as f:
-        for name, key, rate in (("a", "secret-a", 0), ("b", "secret-b", 1)):
-            f.write(f"{name} {hashlib.sha256(key.encode()).hexdigest()} tenant-{name} 0 {rate} 0 0\n")
+    path = keys_file(("a", "secret-a", 0), ("b", "secret-b", 1))
     code = grpc.StatusCode
     with cluster(router=["--api-key-file", path]) as cl, channel(cl) as ch:
         e = engine(ch)

@@ -1,9 +1,10 @@
 """The committed list of metrics, docs/metrics.md, against what a cluster serves: nothing missing, nothing stuck."""
 import os
 import re
+import subprocess
 import time
 
-from harness import ROOT, Stream, certificate, chat, cluster, get, in_threads, request, run, tokens_of, wait_for
+from harness import BUILD, ROOT, Stream, certificate, chat, cluster, get, in_threads, request, run, tokens_of, wait_for
 
 TEXT = "one request and its figures " * 4
 TYPES = ("counter", "gauge", "histogram")
@@ -212,6 +213,19 @@ def test_a_certificate_tells_when_it_ends():
         left = s.value("tandem_router_tls_certificate_expires_seconds") - time.time()
         assert 29 * 86400 < left <= 30 * 86400, left
         assert s.value("tandem_router_tls_loads_total") == 1
+
+
+def test_calls_of_grpc_are_counted_by_method_and_status():
+    ctl = os.path.join(BUILD, "ctl", "tandemctl")
+    with cluster(time_scale=1) as cl:
+        for port, service, code in (("grpc", "", 0), ("admin", "", 0), ("admin", "no.Such", 1)):
+            args = [ctl, "health", f"127.0.0.1:{cl.router.port(port)}", "--service", service]
+            assert subprocess.run(args, capture_output=True, timeout=30).returncode == code
+        s = Scrape(cl, cl.router)
+        names = expected("router", "grpc")
+        assert names and all(s.labels(n) == LISTED[n][2] | COMMON["router"] for n in names)
+        count = 'tandem_router_grpc_requests_total{model_name="tiny",grpc_service="grpc.health.v1.Health",grpc_method="Check",'
+        assert s.value(count + 'grpc_code="OK"') == 2 and s.value(count + 'grpc_code="NOT_FOUND"') == 1
 
 
 def test_gauges_show_what_runs_and_waits():

@@ -10,7 +10,7 @@
 static struct td_loop *loop;
 static struct td_http_server *http;
 static struct td_grpc_admin *admin;
-static struct rig_conn *conn;
+static struct h2_conn *conn;
 
 static void handler(void *arg, struct td_http_exchange *x)
 {
@@ -38,14 +38,14 @@ static int setup(void **state)
     p.handler = handler;
     assert_int_equal(td_http_server_create(&p, &http), TD_OK);
     assert_int_equal(td_grpc_admin_create(loop, http, status, NULL, &admin), TD_OK);
-    conn = rig_dial(loop, td_http_server_port(http));
+    conn = h2_dial(loop, td_http_server_port(http));
     return 0;
 }
 
 static int teardown(void **state)
 {
     (void)state;
-    rig_hang_up(conn);
+    h2_hang_up(conn);
     admin = td_grpc_admin_destroy(admin);
     http = td_http_server_destroy(http);
     loop = td_loop_destroy(loop);
@@ -55,18 +55,18 @@ static int teardown(void **state)
 static void check_health(void)
 {
     uint8_t body[64];
-    rig_frame_out(conn, RIG_SETTINGS, 0, 0, NULL, 0);
-    rig_request(conn, 1, "/grpc.health.v1.Health/Check", NULL, 0);
-    rig_message(conn, 1, "", 0, RIG_END_STREAM);
-    assert_int_equal(rig_answer(conn, 1, body, sizeof body), 7);
-    assert_string_equal(rig_header(conn, "grpc-status"), "0");
+    h2_frame_out(conn, H2_SETTINGS, 0, 0, NULL, 0);
+    h2_request(conn, 1, "/grpc.health.v1.Health/Check", NULL, 0);
+    h2_message(conn, 1, "", 0, H2_END_STREAM);
+    assert_int_equal(h2_answer(conn, 1, body, sizeof body), 7);
+    assert_string_equal(h2_header(conn, "grpc-status"), "0");
 }
 
-static const char *plain_answer(struct rig_conn *c)
+static const char *plain_answer(struct h2_conn *c)
 {
     static char got[1024];
     size_t n = 0;
-    rig_raw(c, "GET / HTTP/1.1\r\nHost: a\r\n\r\n", 27);
+    h2_raw(c, "GET / HTTP/1.1\r\nHost: a\r\n\r\n", 27);
     for (int i = 0; i < 2000 && strstr(got, "plain") == NULL; i++) {
         td_loop_run_once(loop, 1000);
         ssize_t r = recv(c->fd, got + n, sizeof got - 1 - n, 0);
@@ -79,7 +79,7 @@ static const char *plain_answer(struct rig_conn *c)
 static void a_grpc_client_is_served_on_the_http_port(void **state)
 {
     (void)state;
-    rig_raw(conn, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 24);
+    h2_raw(conn, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 24);
     check_health();
 }
 
@@ -88,7 +88,7 @@ static void a_preface_may_come_in_pieces(void **state)
     (void)state;
     static const char preface[] = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
     for (size_t i = 0; i < sizeof preface - 1; i++) {
-        rig_raw(conn, preface + i, 1);
+        h2_raw(conn, preface + i, 1);
         td_loop_run_once(loop, 1000);
     }
     check_health();
@@ -104,19 +104,19 @@ static void a_moved_connection_still_counts_against_the_caps(void **state)
 {
     (void)state;
     struct td_http_server_stats s;
-    rig_raw(conn, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 24);
+    h2_raw(conn, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 24);
     check_health();
-    struct rig_conn *second = rig_dial(loop, td_http_server_port(http));
+    struct h2_conn *second = h2_dial(loop, td_http_server_port(http));
     assert_non_null(strstr(plain_answer(second), "plain"));
-    struct rig_conn *third = rig_dial(loop, td_http_server_port(http));
-    (void)rig_until_closed(third);
+    struct h2_conn *third = h2_dial(loop, td_http_server_port(http));
+    (void)h2_until_closed(third);
     assert_true(third->closed);
     td_http_server_stats(http, &s);
     assert_int_equal(s.open, 2);
     assert_int_equal(s.refused_connections, 1);
-    rig_hang_up(second);
-    rig_hang_up(third);
-    rig_hang_up(conn);
+    h2_hang_up(second);
+    h2_hang_up(third);
+    h2_hang_up(conn);
     conn = NULL;
     for (int i = 0; i < 2000 && s.open > 0; i++) {
         td_loop_run_once(loop, 1000);
@@ -128,8 +128,8 @@ static void a_moved_connection_still_counts_against_the_caps(void **state)
 static void a_preface_that_stops_half_way_meets_the_deadline(void **state)
 {
     (void)state;
-    rig_raw(conn, "PRI * HT", 8);
-    (void)rig_until_closed(conn);
+    h2_raw(conn, "PRI * HT", 8);
+    (void)h2_until_closed(conn);
     assert_true(conn->closed);
 }
 
@@ -138,7 +138,7 @@ static void without_grpc_a_preface_is_a_malformed_request(void **state)
     (void)state;
     char first[13] = "";
     admin = td_grpc_admin_destroy(admin);
-    rig_raw(conn, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 24);
+    h2_raw(conn, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 24);
     ssize_t n = -1;
     for (int i = 0; i < 2000 && n <= 0; i++) {
         td_loop_run_once(loop, 1000);

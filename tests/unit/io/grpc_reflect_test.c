@@ -9,7 +9,7 @@
 static struct td_loop *loop;
 static struct td_grpc_server *server;
 static struct td_grpc_reflect *reflect;
-static struct rig_conn *conn;
+static struct h2_conn *conn;
 static uint8_t body[65536];
 
 static int setup(void **state)
@@ -23,15 +23,15 @@ static int setup(void **state)
     p.h2.host = "127.0.0.1";
     assert_int_equal(td_grpc_server_create(&p, &server), TD_OK);
     assert_int_equal(td_grpc_reflect_create(server, true, &reflect), TD_OK);
-    conn = rig_dial(loop, td_h2_server_port(td_grpc_server_h2(server)));
-    rig_hello(conn);
+    conn = h2_dial(loop, td_h2_server_port(td_grpc_server_h2(server)));
+    h2_hello(conn);
     return 0;
 }
 
 static int teardown(void **state)
 {
     (void)state;
-    rig_hang_up(conn);
+    h2_hang_up(conn);
     server = td_grpc_server_destroy(server);
     reflect = td_grpc_reflect_destroy(reflect);
     loop = td_loop_destroy(loop);
@@ -47,10 +47,10 @@ static bool answers(uint32_t stream, const char *version, char field, const char
                    version);
     int n = snprintf(message, sizeof message, "%c%c%s", (char)(field * 8 + 2), (char)strlen(text),
                      text);
-    rig_request(conn, stream, path, NULL, 0);
-    rig_message(conn, stream, message, (size_t)n, RIG_END_STREAM);
-    size_t len = rig_answer(conn, stream, body, sizeof body);
-    assert_string_equal(rig_header(conn, "grpc-status"), "0");
+    h2_request(conn, stream, path, NULL, 0);
+    h2_message(conn, stream, message, (size_t)n, H2_END_STREAM);
+    size_t len = h2_answer(conn, stream, body, sizeof body);
+    assert_string_equal(h2_header(conn, "grpc-status"), "0");
     return memmem(body, len, want, strlen(want)) != NULL;
 }
 

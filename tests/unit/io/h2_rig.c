@@ -15,9 +15,9 @@
 #define PASS_US   1000
 #define HEAD_SIZE 9
 
-struct rig_conn *rig_dial(struct td_loop *loop, uint16_t port)
+struct h2_conn *h2_dial(struct td_loop *loop, uint16_t port)
 {
-    struct rig_conn *c = calloc(1, sizeof *c);
+    struct h2_conn *c = calloc(1, sizeof *c);
     assert_non_null(c);
     struct sockaddr_in sa = {.sin_family = AF_INET, .sin_port = htons(port)};
     sa.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
@@ -29,7 +29,7 @@ struct rig_conn *rig_dial(struct td_loop *loop, uint16_t port)
     return c;
 }
 
-void rig_hang_up(struct rig_conn *c)
+void h2_hang_up(struct h2_conn *c)
 {
     if (c != NULL) {
         (void)close(c->fd);
@@ -38,7 +38,7 @@ void rig_hang_up(struct rig_conn *c)
     }
 }
 
-void rig_raw(struct rig_conn *c, const void *data, size_t len)
+void h2_raw(struct h2_conn *c, const void *data, size_t len)
 {
     const uint8_t *at = data;
     for (int pass = 0; len > 0 && pass < PASSES; pass++) {
@@ -54,14 +54,14 @@ void rig_raw(struct rig_conn *c, const void *data, size_t len)
     }
 }
 
-void rig_hello(struct rig_conn *c)
+void h2_hello(struct h2_conn *c)
 {
-    rig_raw(c, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 24);
-    rig_frame_out(c, RIG_SETTINGS, 0, 0, NULL, 0);
+    h2_raw(c, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 24);
+    h2_frame_out(c, H2_SETTINGS, 0, 0, NULL, 0);
 }
 
-void rig_frame_out(struct rig_conn *c, uint8_t type, uint8_t flags, uint32_t stream,
-                   const void *payload, size_t len)
+void h2_frame_out(struct h2_conn *c, uint8_t type, uint8_t flags, uint32_t stream,
+                  const void *payload, size_t len)
 {
     uint8_t head[HEAD_SIZE] = {(uint8_t)(len >> 16),
                                (uint8_t)(len >> 8),
@@ -72,17 +72,17 @@ void rig_frame_out(struct rig_conn *c, uint8_t type, uint8_t flags, uint32_t str
                                (uint8_t)(stream >> 16),
                                (uint8_t)(stream >> 8),
                                (uint8_t)stream};
-    rig_raw(c, head, sizeof head);
+    h2_raw(c, head, sizeof head);
     if (len > 0) {
-        rig_raw(c, payload, len);
+        h2_raw(c, payload, len);
     }
 }
 
-void rig_setting(struct rig_conn *c, uint16_t id, uint32_t value)
+void h2_setting(struct h2_conn *c, uint16_t id, uint32_t value)
 {
     uint8_t entry[6] = {(uint8_t)(id >> 8),     (uint8_t)id,           (uint8_t)(value >> 24),
                         (uint8_t)(value >> 16), (uint8_t)(value >> 8), (uint8_t)value};
-    rig_frame_out(c, RIG_SETTINGS, 0, 0, entry, sizeof entry);
+    h2_frame_out(c, H2_SETTINGS, 0, 0, entry, sizeof entry);
 }
 
 /* HPACK's integer with a prefix of 7 bits, the high bit (Huffman) clear. */
@@ -103,7 +103,7 @@ static size_t put_text(uint8_t *out, const char *text)
     return n + len;
 }
 
-size_t rig_block(uint8_t *out, size_t cap, const char *const *fields)
+size_t h2_block(uint8_t *out, size_t cap, const char *const *fields)
 {
     size_t n = 0;
     for (size_t i = 0; fields[i] != NULL; i += 2) {
@@ -115,24 +115,24 @@ size_t rig_block(uint8_t *out, size_t cap, const char *const *fields)
     return n;
 }
 
-void rig_request(struct rig_conn *c, uint32_t stream, const char *path, const char *const *more,
-                 uint8_t flags)
+void h2_request(struct h2_conn *c, uint32_t stream, const char *path, const char *const *more,
+                uint8_t flags)
 {
     static uint8_t block[65536];
     const char *const fields[] = {
         ":authority", "a",        ":method", "POST",         ":scheme",
         "http",       ":path",    path,      "content-type", "application/grpc",
         "te",         "trailers", NULL};
-    size_t n = rig_block(block, sizeof block, fields);
+    size_t n = h2_block(block, sizeof block, fields);
     if (more != NULL) {
-        n += rig_block(block + n, sizeof block - n, more);
+        n += h2_block(block + n, sizeof block - n, more);
     }
-    rig_frame_out(c, RIG_HEADERS, (uint8_t)(flags | RIG_END_HEAD), stream, block, n);
+    h2_frame_out(c, H2_HEADERS, (uint8_t)(flags | H2_END_HEAD), stream, block, n);
 }
 
-void rig_message(struct rig_conn *c, uint32_t stream, const void *data, size_t len, uint8_t flags)
+void h2_message(struct h2_conn *c, uint32_t stream, const void *data, size_t len, uint8_t flags)
 {
-    static uint8_t frame[RIG_MAX_FRAME];
+    static uint8_t frame[H2_MAX_FRAME];
     assert_true(len + 5 <= sizeof frame);
     memset(frame, 0, 5);
     frame[3] = (uint8_t)(len >> 8);
@@ -140,15 +140,15 @@ void rig_message(struct rig_conn *c, uint32_t stream, const void *data, size_t l
     if (len > 0) {
         memcpy(frame + 5, data, len);
     }
-    rig_frame_out(c, RIG_DATA, flags, stream, frame, len + 5);
+    h2_frame_out(c, H2_DATA, flags, stream, frame, len + 5);
 }
 
-uint32_t rig_u32(const uint8_t *at)
+uint32_t h2_u32(const uint8_t *at)
 {
     return (uint32_t)at[0] << 24 | (uint32_t)at[1] << 16 | (uint32_t)at[2] << 8 | at[3];
 }
 
-static void decode_block(struct rig_conn *c, const struct rig_frame *f)
+static void decode_block(struct h2_conn *c, const struct h2_frame *f)
 {
     const uint8_t *at = f->payload;
     size_t left = f->len;
@@ -175,31 +175,31 @@ static void decode_block(struct rig_conn *c, const struct rig_frame *f)
     }
 }
 
-static bool cut_frame(struct rig_conn *c, struct rig_frame *out)
+static bool cut_frame(struct h2_conn *c, struct h2_frame *out)
 {
     if (c->n_in < HEAD_SIZE) {
         return false;
     }
-    uint32_t len = rig_u32(c->in) >> 8;
-    assert_true(len <= RIG_MAX_FRAME);
+    uint32_t len = h2_u32(c->in) >> 8;
+    assert_true(len <= H2_MAX_FRAME);
     if (c->n_in < HEAD_SIZE + len) {
         return false;
     }
     out->len = len;
     out->type = c->in[3];
     out->flags = c->in[4];
-    out->stream = rig_u32(c->in + 5) & 0x7fffffff;
+    out->stream = h2_u32(c->in + 5) & 0x7fffffff;
     memcpy(out->payload, c->in + HEAD_SIZE, len);
     c->n_in -= HEAD_SIZE + len;
     memmove(c->in, c->in + HEAD_SIZE + len, c->n_in);
-    if (out->type == RIG_HEADERS) {
-        assert_true((out->flags & RIG_END_HEAD) != 0);
+    if (out->type == H2_HEADERS) {
+        assert_true((out->flags & H2_END_HEAD) != 0);
         decode_block(c, out);
     }
     return true;
 }
 
-bool rig_next(struct rig_conn *c, struct rig_frame *out)
+bool h2_next(struct h2_conn *c, struct h2_frame *out)
 {
     for (int pass = 0; pass < PASSES; pass++) {
         if (cut_frame(c, out)) {
@@ -217,9 +217,9 @@ bool rig_next(struct rig_conn *c, struct rig_frame *out)
     return false;
 }
 
-bool rig_wait(struct rig_conn *c, enum rig_frame_type type, struct rig_frame *out)
+bool h2_wait(struct h2_conn *c, enum h2_frame_type type, struct h2_frame *out)
 {
-    while (rig_next(c, out)) {
+    while (h2_next(c, out)) {
         if (out->type == type) {
             return true;
         }
@@ -227,17 +227,17 @@ bool rig_wait(struct rig_conn *c, enum rig_frame_type type, struct rig_frame *ou
     return false;
 }
 
-int64_t rig_until_closed(struct rig_conn *c)
+int64_t h2_until_closed(struct h2_conn *c)
 {
-    static struct rig_frame f;
+    static struct h2_frame f;
     int64_t code = -1;
-    while (rig_next(c, &f)) {
-        code = f.type == RIG_GOAWAY ? rig_u32(f.payload + 4) : code;
+    while (h2_next(c, &f)) {
+        code = f.type == H2_GOAWAY ? h2_u32(f.payload + 4) : code;
     }
     return code;
 }
 
-void rig_until(struct td_loop *loop, bool (*cond)(void *arg), void *arg)
+void h2_until(struct td_loop *loop, bool (*cond)(void *arg), void *arg)
 {
     for (int pass = 0; pass < PASSES; pass++) {
         if (cond(arg)) {
@@ -248,7 +248,7 @@ void rig_until(struct td_loop *loop, bool (*cond)(void *arg), void *arg)
     fail_msg("it did not happen");
 }
 
-const char *rig_header(const struct rig_conn *c, const char *name)
+const char *h2_header(const struct h2_conn *c, const char *name)
 {
     static char value[4096];
     char want[128];
@@ -266,21 +266,21 @@ const char *rig_header(const struct rig_conn *c, const char *name)
     return value;
 }
 
-size_t rig_answer(struct rig_conn *c, uint32_t stream, uint8_t *body, size_t cap)
+size_t h2_answer(struct h2_conn *c, uint32_t stream, uint8_t *body, size_t cap)
 {
-    static struct rig_frame f;
+    static struct h2_frame f;
     size_t n = 0;
     for (;;) {
-        assert_true(rig_next(c, &f));
+        assert_true(h2_next(c, &f));
         if (f.stream != stream) {
             continue;
         }
-        if (f.type == RIG_DATA) {
+        if (f.type == H2_DATA) {
             assert_true(n + f.len <= cap);
             memcpy(body + n, f.payload, f.len);
             n += f.len;
         }
-        if (f.type == RIG_RST || (f.flags & RIG_END_STREAM) != 0) {
+        if (f.type == H2_RST || (f.flags & H2_END_STREAM) != 0) {
             return n;
         }
     }

@@ -12,8 +12,8 @@
 
 static struct td_loop *loop;
 static struct td_h2_server *server;
-static struct rig_conn *conn;
-static struct rig_frame frame;    /* big: not on the stack */
+static struct h2_conn *conn;
+static struct h2_frame frame;     /* big: not on the stack */
 static struct td_h2_stream *held; /* the last request to /hold */
 static uint32_t n_requests, n_ends, n_gone;
 static size_t n_data;
@@ -80,14 +80,14 @@ static int setup(void **state)
     n_data = 0;
     held = NULL;
     assert_int_equal(td_h2_server_create(&p, &server), TD_OK);
-    conn = rig_dial(loop, td_h2_server_port(server));
+    conn = h2_dial(loop, td_h2_server_port(server));
     return 0;
 }
 
 static int teardown(void **state)
 {
     (void)state;
-    rig_hang_up(conn);
+    h2_hang_up(conn);
     conn = NULL;
     server = td_h2_server_destroy(server);
     assert_int_equal(n_gone, n_requests); /* each is told once */
@@ -117,35 +117,35 @@ static bool is_idle(void *arg)
 
 static void hold(void)
 {
-    rig_request(conn, 1, "/hold", NULL, RIG_END_STREAM);
-    rig_until(loop, is_held, NULL);
+    h2_request(conn, 1, "/hold", NULL, H2_END_STREAM);
+    h2_until(loop, is_held, NULL);
 }
 
 static void an_answer_has_head_bytes_and_trailers(void **state)
 {
     (void)state;
     uint8_t body[64];
-    rig_hello(conn);
-    rig_request(conn, 1, "/path", NULL, RIG_END_STREAM);
-    assert_true(rig_wait(conn, RIG_HEADERS, &frame));
-    assert_string_equal(rig_header(conn, ":status"), "200");
-    assert_string_equal(rig_header(conn, "x-a"), "1");
-    size_t n = rig_answer(conn, 1, body, sizeof body);
+    h2_hello(conn);
+    h2_request(conn, 1, "/path", NULL, H2_END_STREAM);
+    assert_true(h2_wait(conn, H2_HEADERS, &frame));
+    assert_string_equal(h2_header(conn, ":status"), "200");
+    assert_string_equal(h2_header(conn, "x-a"), "1");
+    size_t n = h2_answer(conn, 1, body, sizeof body);
     assert_int_equal(n, 5);
     assert_memory_equal(body, "/path", 5);
-    assert_string_equal(rig_header(conn, "x-b"), "2");
+    assert_string_equal(h2_header(conn, "x-b"), "2");
     assert_int_equal(n_ends, 1);
-    rig_until(loop, no_streams, NULL);
+    h2_until(loop, no_streams, NULL);
 }
 
 static void an_answer_before_the_end_of_the_request_tells_the_client_to_stop(void **state)
 {
     (void)state;
-    rig_hello(conn);
-    rig_request(conn, 1, "/path", NULL, 0);
-    assert_true(rig_wait(conn, RIG_RST, &frame));
-    assert_int_equal(rig_u32(frame.payload), 0);
-    rig_until(loop, no_streams, NULL);
+    h2_hello(conn);
+    h2_request(conn, 1, "/path", NULL, 0);
+    assert_true(h2_wait(conn, H2_RST, &frame));
+    assert_int_equal(h2_u32(frame.payload), 0);
+    h2_until(loop, no_streams, NULL);
 }
 
 static void headers_over_the_limit_cost_the_stream_only(void **state)
@@ -154,16 +154,16 @@ static void headers_over_the_limit_cost_the_stream_only(void **state)
     static char big[3000];
     const char *const more[] = {"x-big", big, NULL};
     memset(big, 'a', sizeof big - 1);
-    rig_hello(conn);
-    rig_request(conn, 1, "/path", more, RIG_END_STREAM);
-    assert_true(rig_wait(conn, RIG_RST, &frame));
+    h2_hello(conn);
+    h2_request(conn, 1, "/path", more, H2_END_STREAM);
+    assert_true(h2_wait(conn, H2_RST, &frame));
     assert_int_equal(frame.stream, 1);
-    assert_int_equal(rig_u32(frame.payload), CALM);
+    assert_int_equal(h2_u32(frame.payload), CALM);
     assert_int_equal(n_requests, 0);
-    rig_request(conn, 3, "/path", NULL, RIG_END_STREAM);
-    assert_true(rig_wait(conn, RIG_HEADERS, &frame));
+    h2_request(conn, 3, "/path", NULL, H2_END_STREAM);
+    assert_true(h2_wait(conn, H2_HEADERS, &frame));
     assert_int_equal(frame.stream, 3);
-    rig_until(loop, no_streams, NULL);
+    h2_until(loop, no_streams, NULL);
 }
 
 static void floods_end_the_connection_calmly(void **state)
@@ -172,16 +172,16 @@ static void floods_end_the_connection_calmly(void **state)
     static const struct {
         uint8_t type, flags;
         uint32_t stream, len;
-    } rows[] = {{RIG_SETTINGS, 0, 0, 0}, {RIG_PING, 0, 0, 8}, {RIG_PRIORITY, 0, 101, 5}};
+    } rows[] = {{H2_SETTINGS, 0, 0, 0}, {H2_PING, 0, 0, 8}, {H2_PRIORITY, 0, 101, 5}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        struct rig_conn *c = rig_dial(loop, td_h2_server_port(server));
+        struct h2_conn *c = h2_dial(loop, td_h2_server_port(server));
         static const uint8_t payload[8];
-        rig_hello(c);
+        h2_hello(c);
         for (int k = 0; k < 3000; k++) {
-            rig_frame_out(c, rows[i].type, rows[i].flags, rows[i].stream, payload, rows[i].len);
+            h2_frame_out(c, rows[i].type, rows[i].flags, rows[i].stream, payload, rows[i].len);
         }
-        assert_int_equal(rig_until_closed(c), CALM);
-        rig_hang_up(c);
+        assert_int_equal(h2_until_closed(c), CALM);
+        h2_hang_up(c);
     }
     struct td_h2_server_stats s;
     td_h2_server_stats(server, &s);
@@ -192,37 +192,37 @@ static void a_flood_of_cancelled_streams_ends_the_connection(void **state)
 {
     (void)state;
     static const uint8_t cancel[4] = {0, 0, 0, 8};
-    rig_hello(conn);
+    h2_hello(conn);
     for (uint32_t i = 0; i < 4000; i++) {
-        rig_request(conn, 2 * i + 1, "/hold", NULL, 0);
-        rig_frame_out(conn, RIG_RST, 0, 2 * i + 1, cancel, sizeof cancel);
+        h2_request(conn, 2 * i + 1, "/hold", NULL, 0);
+        h2_frame_out(conn, H2_RST, 0, 2 * i + 1, cancel, sizeof cancel);
     }
-    assert_int_equal(rig_until_closed(conn), CALM);
+    assert_int_equal(h2_until_closed(conn), CALM);
     assert_true(n_requests < 2200);
-    rig_until(loop, no_streams, NULL);
+    h2_until(loop, no_streams, NULL);
 }
 
 static void a_flood_of_empty_data_ends_the_connection(void **state)
 {
     (void)state;
-    rig_hello(conn);
-    rig_request(conn, 1, "/hold", NULL, 0);
+    h2_hello(conn);
+    h2_request(conn, 1, "/hold", NULL, 0);
     for (int i = 0; i < 3000; i++) {
-        rig_frame_out(conn, RIG_DATA, 0, 1, NULL, 0);
+        h2_frame_out(conn, H2_DATA, 0, 1, NULL, 0);
     }
-    assert_int_equal(rig_until_closed(conn), CALM);
+    assert_int_equal(h2_until_closed(conn), CALM);
 }
 
 static void a_header_block_that_never_ends_is_cut(void **state)
 {
     (void)state;
     static const uint8_t zeros[100];
-    rig_hello(conn);
-    rig_frame_out(conn, RIG_HEADERS, 0, 1, zeros, 0);
+    h2_hello(conn);
+    h2_frame_out(conn, H2_HEADERS, 0, 1, zeros, 0);
     for (int i = 0; i < 400; i++) {
-        rig_frame_out(conn, RIG_CONTINUATION, 0, 1, zeros, 0);
+        h2_frame_out(conn, H2_CONTINUATION, 0, 1, zeros, 0);
     }
-    (void)rig_until_closed(conn);
+    (void)h2_until_closed(conn);
     assert_true(conn->closed);
     assert_int_equal(n_requests, 0);
 }
@@ -230,27 +230,27 @@ static void a_header_block_that_never_ends_is_cut(void **state)
 static void bytes_of_another_protocol_are_cut(void **state)
 {
     (void)state;
-    rig_raw(conn, "GET / HTTP/1.1\r\nHost: a\r\n\r\n", 27);
-    (void)rig_until_closed(conn);
+    h2_raw(conn, "GET / HTTP/1.1\r\nHost: a\r\n\r\n", 27);
+    (void)h2_until_closed(conn);
     assert_true(conn->closed);
 }
 
 static void a_client_that_says_nothing_is_cut(void **state)
 {
     (void)state;
-    rig_raw(conn, "PRI * ", 6);
-    (void)rig_until_closed(conn);
+    h2_raw(conn, "PRI * ", 6);
+    (void)h2_until_closed(conn);
     assert_true(conn->closed);
 }
 
 static void a_request_that_never_ends_is_reset(void **state)
 {
     (void)state;
-    rig_hello(conn);
-    rig_request(conn, 1, "/hold", NULL, 0);
-    assert_true(rig_wait(conn, RIG_RST, &frame));
+    h2_hello(conn);
+    h2_request(conn, 1, "/hold", NULL, 0);
+    assert_true(h2_wait(conn, H2_RST, &frame));
     assert_int_equal(frame.stream, 1);
-    rig_until(loop, no_streams, NULL);
+    h2_until(loop, no_streams, NULL);
     assert_int_equal(n_gone, 1);
 }
 
@@ -258,14 +258,14 @@ static void a_window_of_zero_stalls_and_then_loses_the_stream(void **state)
 {
     (void)state;
     static const char some[1000];
-    rig_hello(conn);
-    rig_setting(conn, 4, 0); /* INITIAL_WINDOW_SIZE */
+    h2_hello(conn);
+    h2_setting(conn, 4, 0); /* INITIAL_WINDOW_SIZE */
     hold();
     td_h2_respond(held, 200, NULL, 0, false);
     assert_int_equal(td_h2_write(held, some, sizeof some), TD_OK);
-    assert_true(rig_wait(conn, RIG_RST, &frame));
+    assert_true(h2_wait(conn, H2_RST, &frame));
     assert_int_equal(n_gone, 1);
-    rig_until(loop, no_streams, NULL);
+    h2_until(loop, no_streams, NULL);
 }
 
 static void a_client_that_does_not_read_is_bounded_by_the_high_water_mark(void **state)
@@ -275,7 +275,7 @@ static void a_client_that_does_not_read_is_bounded_by_the_high_water_mark(void *
     struct td_h2_server_stats s;
     td_err err = TD_OK;
     int n = 0;
-    rig_hello(conn);
+    h2_hello(conn);
     hold();
     td_h2_respond(held, 200, NULL, 0, false);
     while (err == TD_OK && n < 1000) {
@@ -286,7 +286,7 @@ static void a_client_that_does_not_read_is_bounded_by_the_high_water_mark(void *
     assert_true(n <= 202);
     assert_int_equal(td_h2_write(held, some, 1), TD_ERR_CLOSED);
     assert_int_equal(n_gone, 0); /* never below our own call */
-    assert_true(rig_wait(conn, RIG_RST, &frame));
+    assert_true(h2_wait(conn, H2_RST, &frame));
     assert_int_equal(n_gone, 1);
     td_h2_server_stats(server, &s);
     assert_int_equal(s.slow_readers, 1);
@@ -296,19 +296,19 @@ static void the_unsent_bytes_of_all_streams_are_bounded(void **state)
 {
     (void)state;
     static const char some[150000];
-    rig_hello(conn);
-    rig_setting(conn, 4, 0);
+    h2_hello(conn);
+    h2_setting(conn, 4, 0);
     hold();
     struct td_h2_stream *first = held;
     held = NULL;
-    rig_request(conn, 3, "/hold", NULL, RIG_END_STREAM);
-    rig_until(loop, is_held, NULL);
+    h2_request(conn, 3, "/hold", NULL, H2_END_STREAM);
+    h2_until(loop, is_held, NULL);
     td_h2_respond(first, 200, NULL, 0, false);
     td_h2_respond(held, 200, NULL, 0, false);
     assert_int_equal(td_h2_write(first, some, sizeof some), TD_OK);
     assert_int_equal(td_h2_write(held, some, sizeof some), TD_OK);
     assert_int_equal(td_h2_write(held, some, 1), TD_ERR_FULL); /* 300,001 in all */
-    assert_true(rig_wait(conn, RIG_RST, &frame));
+    assert_true(h2_wait(conn, H2_RST, &frame));
     assert_int_equal(frame.stream, 3);
 }
 
@@ -320,7 +320,7 @@ static void bytes_wait_for_the_window_and_then_arrive_whole(void **state)
     for (size_t i = 0; i < sizeof out; i++) {
         out[i] = (uint8_t)(i * 7);
     }
-    rig_hello(conn);
+    h2_hello(conn);
     hold();
     td_h2_respond(held, 200, NULL, 0, false);
     assert_int_equal(td_h2_write(held, out, sizeof out), TD_OK);
@@ -328,15 +328,15 @@ static void bytes_wait_for_the_window_and_then_arrive_whole(void **state)
     size_t n = 0;
     bool widened = false;
     do {
-        assert_true(rig_wait(conn, RIG_DATA, &frame));
+        assert_true(h2_wait(conn, H2_DATA, &frame));
         memcpy(body + n, frame.payload, frame.len);
         n += frame.len;
         if (n == 65535 && !widened) {
             widened = true;
-            rig_frame_out(conn, RIG_WINDOW, 0, 0, more, sizeof more);
-            rig_frame_out(conn, RIG_WINDOW, 0, 1, more, sizeof more);
+            h2_frame_out(conn, H2_WINDOW, 0, 0, more, sizeof more);
+            h2_frame_out(conn, H2_WINDOW, 0, 1, more, sizeof more);
         }
-    } while ((frame.flags & RIG_END_STREAM) == 0);
+    } while ((frame.flags & H2_END_STREAM) == 0);
     assert_int_equal(n, sizeof out);
     assert_memory_equal(body, out, sizeof out);
 }
@@ -345,31 +345,31 @@ static void a_thousand_streams_at_once_are_served_and_leave_nothing(void **state
 {
     (void)state;
     static const uint8_t cancel[4] = {0, 0, 0, 8};
-    rig_hello(conn);
+    h2_hello(conn);
     for (uint32_t i = 0; i < 1000; i++) {
-        rig_request(conn, 2 * i + 1, "/hold", NULL, RIG_END_STREAM);
+        h2_request(conn, 2 * i + 1, "/hold", NULL, H2_END_STREAM);
     }
     for (int i = 0; i < 1000 && n_requests < 1000; i++) {
         td_loop_run_once(loop, 1000);
     }
     assert_true(td_h2_server_busy(server) >= 1000);
     for (uint32_t i = 0; i < 1000; i++) {
-        rig_frame_out(conn, RIG_RST, 0, 2 * i + 1, cancel, sizeof cancel);
+        h2_frame_out(conn, H2_RST, 0, 2 * i + 1, cancel, sizeof cancel);
     }
-    rig_until(loop, no_streams, NULL);
+    h2_until(loop, no_streams, NULL);
     assert_int_equal(n_gone, 1000);
-    rig_request(conn, 3001, "/path", NULL, RIG_END_STREAM); /* the connection is still good */
-    assert_true(rig_wait(conn, RIG_HEADERS, &frame));
+    h2_request(conn, 3001, "/path", NULL, H2_END_STREAM); /* the connection is still good */
+    assert_true(h2_wait(conn, H2_HEADERS, &frame));
 }
 
 static void a_lost_connection_ends_its_streams(void **state)
 {
     (void)state;
-    rig_hello(conn);
+    h2_hello(conn);
     hold();
-    rig_hang_up(conn);
+    h2_hang_up(conn);
     conn = NULL;
-    rig_until(loop, no_streams, NULL);
+    h2_until(loop, no_streams, NULL);
     assert_int_equal(n_gone, 1);
 }
 
@@ -377,29 +377,29 @@ static void a_drain_warns_finishes_and_closes(void **state)
 {
     (void)state;
     uint8_t body[64];
-    rig_hello(conn);
+    h2_hello(conn);
     hold();
     td_h2_server_drain(server);
-    assert_true(rig_wait(conn, RIG_GOAWAY, &frame));
-    assert_int_equal(rig_u32(frame.payload), 0x7fffffff); /* a warning: nothing is refused yet */
-    assert_true(rig_wait(conn, RIG_GOAWAY, &frame));
-    assert_int_equal(rig_u32(frame.payload), 1);
+    assert_true(h2_wait(conn, H2_GOAWAY, &frame));
+    assert_int_equal(h2_u32(frame.payload), 0x7fffffff); /* a warning: nothing is refused yet */
+    assert_true(h2_wait(conn, H2_GOAWAY, &frame));
+    assert_int_equal(h2_u32(frame.payload), 1);
     assert_true(td_h2_server_busy(server) >= 1);
     td_h2_respond(held, 200, NULL, 0, false);
     assert_int_equal(td_h2_write(held, "x", 1), TD_OK);
     td_h2_end(held, NULL, 0);
-    assert_int_equal(rig_answer(conn, 1, body, sizeof body), 1);
-    (void)rig_until_closed(conn);
-    rig_until(loop, is_idle, NULL);
+    assert_int_equal(h2_answer(conn, 1, body, sizeof body), 1);
+    (void)h2_until_closed(conn);
+    h2_until(loop, is_idle, NULL);
 }
 
 static void a_drain_does_not_wait_for_background_streams(void **state)
 {
     (void)state;
-    rig_hello(conn);
+    h2_hello(conn);
     hold();
     td_h2_stream_set_background(held);
-    rig_until(loop, is_idle, NULL);
+    h2_until(loop, is_idle, NULL);
 }
 
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
