@@ -79,10 +79,12 @@ static const struct td_opt opts[] = {
         max_seqs),
     OPT("max-queue", INT, "1024", "", 1, 65536, NULL, BOOT, "requests waiting on this node",
         max_queue),
-    OPT("max-num-batched-tokens", INT, "512", "tokens", 16, 65536, NULL, BOOT,
-        "tokens of one engine step", batched_tokens),
-    OPT("prefill-chunk", INT, "256", "tokens", 16, 65536, NULL, BOOT,
-        "prompt tokens of one request in one step", chunk),
+    OPT("max-num-batched-tokens", INT, "0", "tokens", 0, 65536, NULL, BOOT,
+        "tokens of one engine step; 0: 512 on processors, 2048 on a GPU", batched_tokens),
+    OPT("prefill-chunk", INT, "0", "tokens", 0, 65536, NULL, BOOT,
+        "prompt tokens of one request in one step; 0: 256 on processors, 1024 on a GPU, and never "
+        "more than a step",
+        chunk),
     OPT("steps-in-flight", INT, "0", "", 0, TD_ENGINE_MAX_INFLIGHT, NULL, BOOT,
         "decode steps given to the engine at once: with 2 the next one is planned while one runs; "
         "0: 1 on processors, 2 on a GPU",
@@ -233,6 +235,23 @@ static td_err resolve_keys(struct app *a)
     return TD_OK;
 }
 
+/* Sizes left at 0 are the backend's. */
+static void resolve_sizes(struct app *a)
+{
+    bool gpu = a->o.backend == 1;
+    if (a->o.batched_tokens == 0) {
+        a->o.batched_tokens = gpu ? 2048 : 512;
+    }
+    if (a->o.chunk == 0) {
+        int64_t chunk = gpu ? 1024 : 256;
+        int64_t step = a->o.batched_tokens / TD_KV_HASH_TOK * TD_KV_HASH_TOK;
+        a->o.chunk = step > 0 && step < chunk ? step : chunk;
+    }
+    if (a->o.steps_in_flight == 0) {
+        a->o.steps_in_flight = gpu ? 2 : 1;
+    }
+}
+
 static td_err resolve_ports(struct app *a)
 {
     char *end = NULL;
@@ -313,12 +332,6 @@ static td_err make_otlp(struct app *a)
     return a->trace.url[0] != 0 ? td_otlp_create(&p, &a->otlp) : TD_OK;
 }
 
-static uint32_t steps_in_flight(const struct app *a)
-{
-    uint32_t of_backend = a->o.backend == 1 ? 2 : 1;
-    return a->o.steps_in_flight > 0 ? (uint32_t)a->o.steps_in_flight : of_backend;
-}
-
 static td_err make_node(struct app *a)
 {
     struct td_node_params p = {
@@ -345,7 +358,7 @@ static td_err make_node(struct app *a)
         .max_queue = (uint32_t)a->o.max_queue,
         .max_batched_tokens = (uint32_t)a->o.batched_tokens,
         .chunk_tokens = (uint32_t)a->o.chunk,
-        .steps_in_flight = steps_in_flight(a),
+        .steps_in_flight = (uint32_t)a->o.steps_in_flight,
         .time_scale = a->o.time_scale,
         .model_load_s = a->model_load_s,
         .otlp = a->otlp,
@@ -423,6 +436,7 @@ static td_err run(struct app *a)
     TD_TRY(resolve_role(a));
     TD_TRY(resolve_keys(a));
     TD_TRY(resolve_ports(a));
+    resolve_sizes(a);
     TD_TRY(make_engine(a));
     TD_TRY(td_loop_create(&a->loop));
     TD_TRY(make_otlp(a));
