@@ -31,13 +31,14 @@ struct dc_seq {
     struct td_batch_item batch;
     struct td_wire_ticket ticket;
     int64_t ticket_until_us;
-    uint64_t peer;          /* P's epoch */
-    struct nd_span address; /* P's, until the reservation is made */
-    uint32_t seat;          /* block table + 1 while it holds blocks */
-    uint32_t slot;          /* sampling slot + 1 */
-    uint32_t n_blocks;      /* held */
-    uint32_t n_steps;       /* steps under way that it has a row in */
-    uint32_t n_ahead;       /* of those, decode rows: tokens that only the engine knows yet */
+    uint64_t peer;            /* P's epoch */
+    struct td_work_id source; /* P's work: w.id, or one that P holds for another router */
+    struct nd_span address;   /* P's, until the reservation is made */
+    uint32_t seat;            /* block table + 1 while it holds blocks */
+    uint32_t slot;            /* sampling slot + 1 */
+    uint32_t n_blocks;        /* held */
+    uint32_t n_steps;         /* steps under way that it has a row in */
+    uint32_t n_ahead;         /* of those, decode rows: tokens that only the engine knows yet */
     /* The land: open from LAND until UNLANDED. */
     bool land_open, unlanding, peer_told;
     bool closing;      /* its peer's endpoint is being closed */

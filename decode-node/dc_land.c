@@ -9,7 +9,7 @@
 static void send_table(struct dc_core *c, struct dc_seq *s, const struct td_block_ref *refs)
 {
     struct td_wire_msg *m = nd_actions_peer_send(c->r.out, s->peer, TD_WIRE_TABLE);
-    m->table = (struct td_wire_table){.id = s->w.id,
+    m->table = (struct td_wire_table){.id = s->source,
                                       .ticket = s->ticket,
                                       .land = nd_work_handle(&s->w),
                                       .layout_id = c->r.p.layout_id,
@@ -43,7 +43,7 @@ void dc_land(struct dc_core *c, struct dc_seq *s)
     a->cmd = (struct td_xfer_cmd){.type = TD_XFER_LAND,
                                   .epoch = s->peer,
                                   .land = nd_work_handle(&s->w),
-                                  .id = s->w.id,
+                                  .id = s->source,
                                   .layout_id = c->r.p.layout_id,
                                   .blocks = refs,
                                   .n_blocks = s->n_blocks,
@@ -60,7 +60,7 @@ void dc_land(struct dc_core *c, struct dc_seq *s)
 static void take_over(struct dc_core *c, struct dc_seq *s)
 {
     struct td_wire_msg *m = nd_actions_peer_send(c->r.out, s->peer, TD_WIRE_TAKEN);
-    m->taken = (struct td_wire_taken){.id = s->w.id, .err = TD_OK};
+    m->taken = (struct td_wire_taken){.id = s->source, .err = TD_OK};
     dc_unland(c, s);
     s->taken_us = c->r.now;
     s->len = s->w.n_prompt;
@@ -96,7 +96,7 @@ static void mismatch(struct dc_core *c, struct dc_seq *s, const char *why)
            "req=%s attempt=%u peer=%016" PRIx64 " why=\"%s\"", s->w.req, s->w.id.attempt, s->peer,
            why);
     struct td_wire_msg *m = nd_actions_peer_send(c->r.out, s->peer, TD_WIRE_TAKEN);
-    m->taken = (struct td_wire_taken){.id = s->w.id, .err = TD_ERR_KV_MISMATCH};
+    m->taken = (struct td_wire_taken){.id = s->source, .err = TD_ERR_KV_MISMATCH};
     s->peer_told = true;
     dc_end(c, s, TD_ERR_KV_MISMATCH, why);
 }
@@ -180,8 +180,8 @@ static struct dc_seq *of_record(struct dc_core *c, uint64_t peer, const struct t
     return index < nd_works_capacity(c->r.works) ? dc_of(nd_works_slot(c->r.works, index)) : NULL;
 #endif
     struct dc_seq *s = of_land(c, m->land);
-    return s != NULL && td_work_id_eq(&s->w.id, &m->id) && s->peer == peer && m->p_epoch == peer &&
-                   m->d_epoch == c->r.p.epoch
+    return s != NULL && td_work_id_eq(&s->source, &m->id) && s->peer == peer &&
+                   m->p_epoch == peer && m->d_epoch == c->r.p.epoch
                ? s
                : NULL;
 }
@@ -248,7 +248,7 @@ void dc_on_abort(struct dc_core *c, uint64_t peer, const struct td_wire_abort *m
 {
     struct dc_seq *s = of_land(c, m->land);
     if (s == NULL || s->state != DC_LANDING || s->peer != peer ||
-        !td_work_id_eq(&s->w.id, &m->id)) {
+        !td_work_id_eq(&s->source, &m->id)) {
         dc_stale(c, "abort", &m->id);
         return;
     }

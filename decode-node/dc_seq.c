@@ -196,7 +196,8 @@ static void tell_prefill(struct dc_core *c, struct dc_seq *s, td_err err)
 {
     if (s->state == DC_LANDING && err != TD_OK && !s->peer_told) {
         struct td_wire_msg *m = nd_actions_peer_send(c->r.out, s->peer, TD_WIRE_ABORT);
-        m->abort = (struct td_wire_abort){.id = s->w.id, .land = nd_work_handle(&s->w), .err = err};
+        m->abort =
+            (struct td_wire_abort){.id = s->source, .land = nd_work_handle(&s->w), .err = err};
     }
 }
 
@@ -287,7 +288,8 @@ static void queue_spent(struct dc_core *c, struct dc_seq *s)
     if (c->r.now >= s->w.budget_us) {
         budget_spent(c, s);
     } else {
-        dc_end(c, s, TD_ERR_STALE, "ticket expired before there was room");
+        bool held = !td_work_id_eq(&s->source, &s->w.id);
+        dc_end(c, s, held ? TD_ERR_LEASE : TD_ERR_STALE, "ticket expired before there was room");
     }
 }
 
@@ -383,6 +385,7 @@ static td_err open_seq(struct dc_core *c, const struct td_wire_reserve *m, struc
         s->ticket = m->ticket;
         s->ticket_until_us = c->r.now + (int64_t)m->ticket.life_ms * 1000;
         s->peer = m->ticket.p_epoch;
+        s->source = m->held.router_epoch != 0 ? m->held : w->id;
     }
     *out_seq = s;
     return TD_OK;

@@ -3,7 +3,8 @@
  * What: a pure state machine (common/node/core.h). Life of a request, one state each:
  *   queued   waits for blocks (bounded line, priority then arrival); deadline: its budget
  *   exec     its chunks are computed; each chunk's slices are pushed as soon as D's table is known
- *   parked   computed, D's table is not there yet; deadline: lease
+ *   parked   computed, D's table is not there yet; deadline: lease, or the hold time of a prompt that is held for
+ *            whichever decode node presents its nonce
  *   pushing  computed, the push window delays the last pushes; deadline: lease since the last push
  *   handing  record sent, waits for D's TAKEN; deadline: lease since the last push
  *   ending   over for everybody else; waits for its step and its posts to end; blocks quarantined

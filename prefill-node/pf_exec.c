@@ -176,8 +176,10 @@ static td_err take_token(struct pf_core *c, struct pf_seq *s, const struct td_ro
     s->token_us = c->r.now;
     s->first_token = row->ids[0];
     s->first_logprob = row->logprobs[0];
-    s->finish =
-        nd_work_finish(&s->w, c->r.p.engine->max_model_len, s->w.n_replayed, s->first_token);
+    if (s->hold_us == 0) { /* else whoever takes the KV judges by its own limits */
+        s->finish =
+            nd_work_finish(&s->w, c->r.p.engine->max_model_len, s->w.n_replayed, s->first_token);
+    }
     if (!s->w.mute) {
         struct td_wire_token t = {.id = s->w.id,
                                   .index = s->w.n_replayed,

@@ -32,10 +32,11 @@ struct pf_seq {
     struct td_batch_item batch;
     struct td_wire_ticket ticket;
     int64_t ticket_until_us;
-    uint32_t seat;                                    /* block table + 1 while it holds blocks */
-    uint32_t slot;                                    /* sampling slot + 1 while it computes */
-    uint32_t n_blocks;                                /* held */
-    td_ticket step;                                   /* the running step it has a row in, or 0 */
+    int64_t hold_us;   /* nonzero: held so long for whoever knows the nonce */
+    uint32_t seat;     /* block table + 1 while it holds blocks */
+    uint32_t slot;     /* sampling slot + 1 while it computes */
+    uint32_t n_blocks; /* held */
+    td_ticket step;    /* the running step it has a row in, or 0 */
     uint32_t submitted_tok, computed_tok, pushed_tok; /* from position 0 */
     /* Where it goes: D's table. */
     bool has_table, peer_gone;
@@ -96,6 +97,8 @@ void pf_on_pushed(struct pf_core *c, const struct td_xfer_event *ev);
  * answer to a CLOSE, and pushes posted before that have ended. */
 void pf_on_peer_lost(struct pf_core *c, uint64_t peer, bool fenced);
 void pf_on_timeout(struct pf_core *c, struct pf_seq *s);
+/* The lease of a decode node that does something starts anew. */
+void pf_arm_lease(struct pf_core *c, struct pf_seq *s);
 /* A row of the step has ended; the token, if any, has been sent already. */
 void pf_on_row(struct pf_core *c, struct pf_seq *s, td_err err);
 /* Sends the record when everything is pushed and the token is known. */

@@ -64,6 +64,12 @@ const char *pf_state_wait(enum pf_state s)
     return rows[s].wait;
 }
 
+/* Who takes a held prompt has a budget of its own, and gives up by itself. */
+void pf_arm_lease(struct pf_core *c, struct pf_seq *s)
+{
+    nd_works_arm(c->r.works, &s->w, c->r.now + c->r.p.t_lease_us, s->hold_us > 0);
+}
+
 /* The one place where a request changes its state; arms the deadline of the new one. */
 void pf_set_state(struct pf_core *c, struct pf_seq *s, enum pf_state to)
 {
@@ -81,9 +87,15 @@ void pf_set_state(struct pf_core *c, struct pf_seq *s, enum pf_state to)
         nd_works_arm(c->r.works, &s->w, s->w.budget_us, false);
         break;
     case PF_PARKED:
+        if (s->hold_us > 0) { /* nobody renews it; the budget was for the first token */
+            nd_works_arm(c->r.works, &s->w, c->r.now + s->hold_us, true);
+            break;
+        }
+        pf_arm_lease(c, s);
+        break;
     case PF_PUSHING:
     case PF_HANDING:
-        nd_works_arm(c->r.works, &s->w, c->r.now + c->r.p.t_lease_us, false);
+        pf_arm_lease(c, s);
         break;
     case PF_ENDING:
         nd_works_arm(c->r.works, &s->w, c->r.now + c->r.p.t_stall_us, true);
@@ -100,11 +112,19 @@ static void budget_spent(struct pf_core *c, struct pf_seq *s)
     pf_end(c, s, TD_ERR_BUDGET, "time budget spent in prefill");
 }
 
+static void hold_spent(struct pf_core *c, struct pf_seq *s)
+{
+    nd_works_bury(c->r.works, &s->w.id, ND_GRAVE_EXPIRED);
+    pf_end(c, s, TD_ERR_LEASE, "nobody took the KV in its hold time");
+}
+
 static void lease_spent(struct pf_core *c, struct pf_seq *s)
 {
-    if (s->finish != TD_FINISH_NONE) {
+    if (s->hold_us > 0 && s->state == PF_PARKED) {
+        hold_spent(c, s);
+    } else if (s->finish != TD_FINISH_NONE) {
         pf_end(c, s, TD_OK, "answered by its first token");
-    } else if (c->r.now >= s->w.budget_us) {
+    } else if (s->hold_us == 0 && c->r.now >= s->w.budget_us) {
         budget_spent(c, s);
     } else {
         pf_end(c, s, TD_ERR_LEASE, "decode did not take the KV in time");
@@ -139,6 +159,9 @@ static td_err admit_check(const struct pf_core *c, const struct td_wire_prefill 
     if (m->ticket.p_epoch != c->r.p.epoch) {
         return TD_ERR_STALE;
     }
+    if (m->hold_ms > 0 && m->ticket.d_epoch != 0) {
+        return TD_ERR_BAD_REQUEST;
+    }
     if (m->r.budget_ms == 0) {
         return TD_ERR_BUDGET;
     }
@@ -148,7 +171,8 @@ static td_err admit_check(const struct pf_core *c, const struct td_wire_prefill 
 void pf_on_prefill(struct pf_core *c, const struct td_wire_prefill *m, td_err decode_err)
 {
     enum nd_grave grave = nd_works_buried(c->r.works, &m->r.id);
-    if (nd_works_find(c->r.works, &m->r.id) != NULL || grave == ND_GRAVE_ENDED) {
+    if (nd_works_find(c->r.works, &m->r.id) != NULL || grave == ND_GRAVE_ENDED ||
+        grave == ND_GRAVE_EXPIRED) {
         nd_actions_observe(c->r.out, ND_M_STALE, 1);
         return;
     }
@@ -168,6 +192,7 @@ void pf_on_prefill(struct pf_core *c, const struct td_wire_prefill *m, td_err de
     struct pf_seq *s = pf_of(w);
     s->ticket = m->ticket;
     s->ticket_until_us = c->r.now + (int64_t)m->ticket.life_ms * 1000;
+    s->hold_us = (int64_t)m->hold_ms * 1000;
     pf_set_state(c, s, PF_QUEUED);
     TD_INSIST(td_queue_push(c->r.queue, &s->line, w->priority, c->r.now, w->budget_us) == TD_OK);
     c->r.queued_tok += w->n_prompt;
@@ -217,12 +242,15 @@ static struct pf_seq *of_peer(struct pf_core *c, const struct td_work_id *id, ui
 void pf_on_table(struct pf_core *c, uint64_t peer, const struct td_wire_table *m)
 {
     struct pf_seq *s = pf_of(nd_works_find(c->r.works, &m->id));
-    if (s == NULL && nd_works_buried(c->r.works, &m->id) == ND_GRAVE_NONE) {
+    enum nd_grave grave = s == NULL ? nd_works_buried(c->r.works, &m->id) : ND_GRAVE_NONE;
+    bool held_here = c->r.p.local_epoch != 0 && m->id.router_epoch == c->r.p.local_epoch;
+    if (s == NULL && grave == ND_GRAVE_NONE && !held_here) {
         pf_stash_put(c, peer, m);
         return;
     }
     if (s == NULL || rows[s->state].on_table == NULL) {
-        pf_refuse_table(c, peer, &m->id, m->land, TD_ERR_STALE);
+        pf_refuse_table(c, peer, &m->id, m->land,
+                        grave == ND_GRAVE_EXPIRED ? TD_ERR_LEASE : TD_ERR_STALE);
         return;
     }
     struct nd_span blocks = {0};
@@ -367,7 +395,7 @@ void pf_on_pushed(struct pf_core *c, const struct td_xfer_event *ev)
 static void pushed_some(struct pf_core *c, struct pf_seq *s)
 {
     if (s->state == PF_PUSHING) {
-        nd_works_arm(c->r.works, &s->w, c->r.now + c->r.p.t_lease_us, false);
+        pf_arm_lease(c, s);
         pf_move_blocks(c, s, TD_BLK_PARKED);
     }
     pf_push_more(c, s);
@@ -384,7 +412,7 @@ static void pushed_last(struct pf_core *c, struct pf_seq *s)
         pf_release_blocks(c, s); /* nobody wants this KV */
         return;
     }
-    nd_works_arm(c->r.works, &s->w, c->r.now + c->r.p.t_lease_us, false);
+    pf_arm_lease(c, s);
     pf_move_blocks(c, s, TD_BLK_PARKED);
 }
 

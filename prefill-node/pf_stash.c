@@ -114,18 +114,28 @@ int64_t pf_stash_deadline(const struct pf_core *c)
     return first;
 }
 
-/* The ticket binds the table to this pair and this try; what it says of blocks is checked after. */
+/* In time that does not depend on where they differ. */
+static bool nonce_equal(const uint8_t a[16], const uint8_t b[16])
+{
+    unsigned diff = 0;
+    for (unsigned i = 0; i < 16; i++) {
+        diff |= (unsigned)a[i] ^ b[i];
+    }
+    return diff == 0;
+}
+
+/* The ticket binds the table to this pair and this try, or, of a held prompt, to whoever knows the nonce as long as it
+ * is held; what it says of blocks is checked after. */
 static td_err ticket_check(const struct pf_core *c, const struct pf_seq *s, uint64_t peer,
                            const struct td_wire_ticket *t)
 {
 #ifdef TD_BUG_DROPPED_EPOCH_CHECK
     return TD_OK;
 #endif
-    bool same = t->p_epoch == s->ticket.p_epoch && t->d_epoch == s->ticket.d_epoch;
-    for (unsigned i = 0; i < sizeof t->nonce; i++) {
-        same = same && t->nonce[i] == s->ticket.nonce[i];
-    }
-    bool fresh = c->r.now <= s->ticket_until_us;
+    bool pair =
+        t->p_epoch == s->ticket.p_epoch && (s->hold_us > 0 || t->d_epoch == s->ticket.d_epoch);
+    bool same = nonce_equal(t->nonce, s->ticket.nonce) && pair;
+    bool fresh = s->hold_us > 0 || c->r.now <= s->ticket_until_us;
     return same && fresh && peer == t->d_epoch && t->p_epoch == c->r.p.epoch ? TD_OK : TD_ERR_STALE;
 }
 

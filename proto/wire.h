@@ -97,6 +97,9 @@ struct td_wire_prefill { /* router -> P */
     struct td_wire_request r;
     struct td_wire_ticket ticket;
     const char *decode_node;
+    uint32_t
+        hold_ms; /* keep the KV so long for whoever knows the nonce (ticket.d_epoch is 0); 0: for
+                         the ticket's pair */
 };
 
 enum td_reserve_mode {
@@ -111,6 +114,7 @@ struct td_wire_reserve { /* router -> D */
     const char *prefill_node;
     const uint8_t *p_address; /* UCX worker address of P's rank 0 */
     uint32_t p_address_len;
+    struct td_work_id held; /* P's work, when it holds the KV for another router; zero: r.id */
 };
 
 struct td_wire_cancel { /* router -> node; legal in every state, idempotent */

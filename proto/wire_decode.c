@@ -11,7 +11,7 @@
  * copied twice. Each body has one function from the generated struct to ours; a missing submessage
  * reads as an empty one, whose mandatory parts then fail their check. Features of this build that a
  * `requires` may name: */
-static const char *const known_features[] = {"base", "undrain"};
+static const char *const known_features[] = {"base", "undrain", "hold"};
 
 #define CHECK(cond)                                                                                \
     do {                                                                                           \
@@ -214,7 +214,9 @@ static td_err prefill_in(const PB(Prefill) * p, struct td_arena *arena, struct t
     out->decode_node = "";
     TD_TRY(request_in(p->request, arena, &out->r));
     TD_TRY(ticket_in(p->ticket, &out->ticket));
-    CHECK(wire_text_in(p->decode_node, TD_WIRE_MAX_NAME, &out->decode_node));
+    CHECK(wire_in(WIRE_TIME_MS, p->hold_ms) &&
+          wire_text_in(p->decode_node, TD_WIRE_MAX_NAME, &out->decode_node));
+    out->hold_ms = p->hold_ms;
     return TD_OK;
 }
 
@@ -225,6 +227,9 @@ static td_err reserve_in(const PB(Reserve) * p, struct td_arena *arena, struct t
     TD_TRY(ticket_in(p->ticket, &out->ticket));
     CHECK(wire_in(WIRE_MODE, (int64_t)p->mode) &&
           wire_text_in(p->prefill_node, TD_WIRE_MAX_NAME, &out->prefill_node));
+    if (p->held != NULL) {
+        TD_TRY(id_in(p->held, &out->held));
+    }
     out->mode = (enum td_reserve_mode)p->mode;
     return blob_in(p->has_p_address, &p->p_address, WIRE_ADDRESS_BYTES, &out->p_address,
                    &out->p_address_len);

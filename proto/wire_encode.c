@@ -223,6 +223,10 @@ static td_err finish_before(const struct columns *c, PB(Message) * m, struct td_
 
 /* ---- bodies ---- */
 
+/* What a receiver would do wrongly if it did not know of holds. */
+static char hold_name[] = "hold";
+static char *hold[] = {hold_name};
+
 static td_err prefill_out(const struct td_wire_prefill *f, PB(Message) * m, struct td_buf *out)
 {
     PB(Prefill) p = TANDEM__WIRE__V1__PREFILL__INIT;
@@ -235,6 +239,10 @@ static td_err prefill_out(const struct td_wire_prefill *f, PB(Message) * m, stru
     p.request = &r.request;
     p.ticket = &ticket;
     p.decode_node = wire_text_out(f->decode_node);
+    p.has_hold_ms = f->hold_ms != 0;
+    p.hold_ms = f->hold_ms;
+    r.request.requires = hold;
+    r.request.n_requires = f->hold_ms != 0 ? 1 : 0;
     m->prefill = &p;
     return finish_before(&c, m, out);
 }
@@ -243,6 +251,7 @@ static td_err reserve_out(const struct td_wire_reserve *f, PB(Message) * m, stru
 {
     PB(Reserve) p = TANDEM__WIRE__V1__RESERVE__INIT;
     PB(Ticket) ticket = ticket_out(&f->ticket);
+    PB(WorkId) held = id_out(&f->held);
     struct request_out r;
     struct columns c;
     TD_TRY(name_ok(f->prefill_node));
@@ -258,6 +267,9 @@ static td_err reserve_out(const struct td_wire_reserve *f, PB(Message) * m, stru
     p.prefill_node = wire_text_out(f->prefill_node);
     p.has_p_address = f->p_address_len > 0;
     p.p_address = wire_bytes_out(f->p_address, f->p_address_len);
+    p.held = f->held.router_epoch != 0 ? &held : NULL;
+    r.request.requires = hold;
+    r.request.n_requires = p.held != NULL ? 1 : 0;
     m->reserve = &p;
     return finish_before(&c, m, out);
 }

@@ -161,6 +161,8 @@ struct nd_core_params {
     uint32_t steps_in_flight;            /* of decode; 1 to TD_ENGINE_MAX_INFLIGHT */
     int64_t t_stall_us, t_lease_us;      /* failures.md part 1, already scaled */
     bool local_prefill;                  /* decode role: accept TD_RESERVE_LOCAL (role both) */
+    uint64_t
+        local_epoch; /* of the router in this process, whose works are known before any peer asks for them; 0: none */
 };
 
 /* TD_ERR_CONFIG, logged, when the parameters do not fit each other or the engine. */

@@ -11,6 +11,7 @@
 #include "common/base/assert.h"
 #include "common/base/log.h"
 #include "common/base/mem.h"
+#include "common/base/rng.h"
 
 #define SLOT_BITS 12
 _Static_assert(1u << SLOT_BITS == ND_LOCAL_MAX_WORKS, "a work's number names its slot");
@@ -23,6 +24,10 @@ struct work {
     bool ended; /* its END waits to be fetched */
     enum td_finish finish;
     uint32_t n_tokens; /* said so far */
+    /* HOLD: what its hand-off says. */
+    uint8_t nonce[16];
+    uint32_t n_prompt;
+    uint64_t prompt_hash, seed;
     char text[TD_WIRE_MAX_NAME];
     struct nd_local_end end;
 };
@@ -43,6 +48,7 @@ struct nd_local {
     struct word *words; /* owned [cap_words], a ring */
     uint32_t cap_words, first_word, n_words;
     char said[TD_WIRE_MAX_NAME]; /* text of the word that was fetched last */
+    struct td_handoff handoff;   /* the same */
 };
 
 td_err nd_local_create(const struct nd_local_params *p, struct nd_local **out_local)
@@ -101,6 +107,15 @@ static struct work *find(const struct nd_local *l, uint64_t ref)
     return ref != 0 && w->ref == ref ? w : NULL;
 }
 
+uint64_t nd_local_prompt_hash(const int32_t *prompt, uint32_t n)
+{
+    uint64_t h = n;
+    for (uint32_t i = 0; i < n; i++) {
+        h = td_mix64(h ^ (uint32_t)prompt[i]) + 0x9e3779b97f4a7c15ull;
+    }
+    return h;
+}
+
 static struct td_work_id id_of(const struct nd_local *l, uint64_t ref)
 {
     return (struct td_work_id){.router_epoch = l->p.epoch, .counter = ref};
@@ -113,13 +128,37 @@ static const char *or_empty(const char *s)
     return s != NULL ? s : "";
 }
 
+/* What a decode node can know of a hand-off without asking; prefill judges the rest. */
+static td_err check_handoff(const struct nd_local *l, const struct nd_local_request *r)
+{
+    const struct td_handoff *h = r->handoff;
+    if (h == NULL || h->p_epoch == 0 || h->id.router_epoch == 0 || h->hold_ms == 0 ||
+        h->address_len == 0 || h->address_len > TD_WIRE_MAX_ADDR) {
+        return TD_ERR_BAD_REQUEST;
+    }
+    if (h->layout_id != l->p.layout_id || h->numerics_id != l->p.numerics_id) {
+        return TD_ERR_PEER_MODEL;
+    }
+    bool same = h->n_prompt == r->n_prompt &&
+                h->prompt_hash == nd_local_prompt_hash(r->prompt, r->n_prompt);
+    return same ? TD_OK : TD_ERR_BAD_REQUEST;
+}
+
 static td_err check(const struct nd_local *l, const struct nd_local_request *r)
 {
-    if (r->mode != ND_LOCAL_WHOLE || l->p.role != TD_ROLE_BOTH) {
+    static const enum td_role serves[] = {
+        [ND_LOCAL_WHOLE] = TD_ROLE_BOTH,
+        [ND_LOCAL_HOLD] = TD_ROLE_PREFILL,
+        [ND_LOCAL_TAKE] = TD_ROLE_DECODE,
+    };
+    if (serves[r->mode] != l->p.role) {
         return TD_ERR_UNSUPPORTED;
     }
     if (r->prompt == NULL || r->n_prompt == 0 || r->budget_ms == 0) {
         return TD_ERR_BAD_REQUEST;
+    }
+    if (r->mode == ND_LOCAL_TAKE) {
+        TD_TRY(check_handoff(l, r));
     }
     return l->n_works < ND_LOCAL_MAX_WORKS ? TD_OK : TD_ERR_OVERLOADED;
 }
@@ -143,19 +182,65 @@ static struct td_wire_request request_of(const struct nd_local *l, const struct 
                                     .sampling = r->sampling};
 }
 
+/* Whoever knows the nonce is the pair: no decode node is named. */
+static void fill_hold(const struct nd_local *l, struct work *w, const struct nd_local_request *r,
+                      const uint8_t nonce[16], struct td_wire_msg *m)
+{
+    memcpy(w->nonce, nonce, sizeof w->nonce);
+    w->n_prompt = r->n_prompt;
+    w->prompt_hash = nd_local_prompt_hash(r->prompt, r->n_prompt);
+    w->seed = r->sampling.seed;
+    *m = (struct td_wire_msg){.type = TD_WIRE_PREFILL};
+    m->prefill =
+        (struct td_wire_prefill){.r = request_of(l, r, w->ref),
+                                 .ticket = {.p_epoch = l->p.node_epoch, .life_ms = l->p.hold_ms},
+                                 .decode_node = "",
+                                 .hold_ms = l->p.hold_ms};
+    memcpy(m->prefill.ticket.nonce, nonce, sizeof m->prefill.ticket.nonce);
+}
+
+static void fill_take(const struct nd_local *l, const struct work *w,
+                      const struct nd_local_request *r, struct td_wire_msg *m)
+{
+    const struct td_handoff *h = r->handoff;
+    *m = (struct td_wire_msg){.type = TD_WIRE_RESERVE};
+    m->reserve = (struct td_wire_reserve){
+        .r = request_of(l, r, w->ref),
+        .mode = TD_RESERVE_REMOTE,
+        .ticket = {.p_epoch = h->p_epoch, .d_epoch = l->p.node_epoch, .life_ms = h->hold_ms},
+        .prefill_node = "",
+        .p_address = h->address,
+        .p_address_len = h->address_len,
+        .held = h->id};
+    memcpy(m->reserve.ticket.nonce, h->nonce, sizeof m->reserve.ticket.nonce);
+    m->reserve.r.sampling.seed = h->seed; /* the first token was drawn with it */
+}
+
+static void fill_whole(const struct nd_local *l, const struct work *w,
+                       const struct nd_local_request *r, struct td_wire_msg *m)
+{
+    *m = (struct td_wire_msg){.type = TD_WIRE_RESERVE};
+    m->reserve = (struct td_wire_reserve){
+        .r = request_of(l, r, w->ref), .mode = TD_RESERVE_LOCAL, .prefill_node = ""};
+}
+
 td_err nd_local_submit(struct nd_local *l, const struct nd_local_request *r,
                        const uint8_t nonce[16], const struct nd_local_ops *ops, void *arg,
                        uint64_t *out_ref, struct td_wire_msg *out_msg)
 {
-    (void)nonce;
-    TD_REQUIRE(ops != NULL && ops->on_token != NULL && ops->on_end != NULL);
+    TD_REQUIRE(ops != NULL && ops->on_token != NULL && ops->on_end != NULL &&
+               (r->mode != ND_LOCAL_HOLD || ops->on_held != NULL));
     TD_TRY(check(l, r));
     uint32_t i = l->spare[ND_LOCAL_MAX_WORKS - 1 - l->n_works++];
     uint64_t ref = ++l->number << SLOT_BITS | i;
     l->works[i] = (struct work){.ref = ref, .ops = ops, .arg = arg, .mode = r->mode};
-    *out_msg = (struct td_wire_msg){.type = TD_WIRE_RESERVE};
-    out_msg->reserve = (struct td_wire_reserve){
-        .r = request_of(l, r, ref), .mode = TD_RESERVE_LOCAL, .prefill_node = ""};
+    if (r->mode == ND_LOCAL_HOLD) {
+        fill_hold(l, &l->works[i], r, nonce, out_msg);
+    } else if (r->mode == ND_LOCAL_TAKE) {
+        fill_take(l, &l->works[i], r, out_msg);
+    } else {
+        fill_whole(l, &l->works[i], r, out_msg);
+    }
     *out_ref = ref;
     return TD_OK;
 }
@@ -209,6 +294,9 @@ static void take_token(struct nd_local *l, const struct td_wire_token *t)
                                     .token = t->token,
                                     .logprob = t->logprob,
                                     .finish = t->finish}});
+    if (w->mode == ND_LOCAL_HOLD) { /* the role parks the KV in the event of its token */
+        say(l, &(struct word){.type = ND_LOCAL_HELD, .ref = w->ref});
+    }
 }
 
 static void take_end(struct nd_local *l, const struct td_wire_end *e)
@@ -242,6 +330,21 @@ static void forget(struct nd_local *l, struct work *w)
     w->ref = 0;
 }
 
+static void fill_handoff(struct nd_local *l, const struct work *w)
+{
+    l->handoff = (struct td_handoff){.p_epoch = l->p.node_epoch,
+                                     .id = id_of(l, w->ref),
+                                     .hold_ms = l->p.hold_ms,
+                                     .n_prompt = w->n_prompt,
+                                     .prompt_hash = w->prompt_hash,
+                                     .layout_id = l->p.layout_id,
+                                     .numerics_id = l->p.numerics_id,
+                                     .seed = w->seed,
+                                     .address_len = l->p.address_len};
+    memcpy(l->handoff.nonce, w->nonce, sizeof w->nonce);
+    memcpy(l->handoff.address, l->address, l->p.address_len);
+}
+
 /* Fills the word; false when its work is detached. */
 static bool fill(struct nd_local *l, const struct word *x, struct nd_local_word *out)
 {
@@ -254,6 +357,10 @@ static bool fill(struct nd_local *l, const struct word *x, struct nd_local_word 
         memcpy(l->said, w->text, sizeof l->said); /* the slot may get its next work */
         out->end.text = l->said;
         forget(l, w);
+    } else if (x->type == ND_LOCAL_HELD) {
+        fill_handoff(l, w);
+        out->type = ND_LOCAL_HELD;
+        out->handoff = &l->handoff;
     } else {
         out->type = ND_LOCAL_TOKEN;
         out->token = x->token;

@@ -97,6 +97,8 @@ struct nd_local_word {
 
 struct nd_local;
 
+/* Guards against a mixed-up prompt, not against malice. */
+uint64_t nd_local_prompt_hash(const int32_t *prompt, uint32_t n);
 td_err nd_local_create(const struct nd_local_params *p, struct nd_local **out_local) TD_MUST_CHECK;
 struct nd_local *nd_local_destroy(struct nd_local *l);
 /* Opens a work and fills the message that the role must be fed at once, from router `epoch`; it borrows from `r`. `nonce`: 16 random

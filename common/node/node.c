@@ -228,7 +228,8 @@ static td_err make_core(struct td_node *n)
                                .steps_in_flight = n->p.steps_in_flight,
                                .t_stall_us = (int64_t)(T_STALL_US * n->p.time_scale),
                                .t_lease_us = (int64_t)(T_LEASE_US * n->p.time_scale),
-                               .local_prefill = n->p.role_told == TD_ROLE_BOTH};
+                               .local_prefill = n->p.role_told == TD_ROLE_BOTH,
+                               .local_epoch = n->local_epoch};
     TD_TRY(nd_core_params_check(&p));
     TD_TRY(n->p.role->create(&p, &n->core));
     TD_TRY(nd_actions_init(&n->acts));
@@ -314,6 +315,7 @@ td_err td_node_create(const struct td_node_params *p, struct td_node **out_node)
     n->p = *p;
     (void)snprintf(n->name, sizeof n->name, "%s", p->name);
     n->epoch = td_rng_u64_secure() | 1;
+    n->local_epoch = p->local ? td_rng_u64_secure() | 1 : 0;
     n->started_us = td_now_us();
     td_buf_init(&n->out, TD_WIRE_MAX_BYTES);
     td_err err = make_all(n);

@@ -40,6 +40,7 @@ struct td_node {
     struct td_grpc_admin *grpc; /* on the admin port */
     struct td_timer *core_timer, *state_timer;
     struct nd_local *local;       /* NULL without */
+    uint64_t local_epoch;         /* its router epoch; 0 without */
     struct td_timer *local_timer; /* words wait that may not be said inside of a service's call */
     bool local_mute; /* words wait: a service's call is under way, or they are being said */
     struct td_watch *engine_watch, *xfer_watch;

@@ -3,7 +3,6 @@
 #define TD_LOG_ROOM "node"
 #include "common/base/assert.h"
 #include "common/base/clock.h"
-#include "common/base/log.h"
 #include "common/base/rng.h"
 #include "common/node/node_int.h"
 
@@ -23,7 +22,7 @@ td_err nd__local_create(struct td_node *n)
     if (n->xfer != NULL) {
         td_xfer_address(n->xfer, &address, &address_len);
     }
-    struct nd_local_params p = {.epoch = td_rng_u64_secure() | 1,
+    struct nd_local_params p = {.epoch = n->local_epoch,
                                 .node_epoch = n->epoch,
                                 .role = n->p.role_told,
                                 .layout_id = td_kv_layout_id(&e->layout),

@@ -29,7 +29,7 @@ struct options {
     char *tls_cert, *tls_key, *tls_client_ca;
     int64_t admin_port, port, grpc_port, front_admin_port, max_model_len, max_seqs, max_queue,
         batched_tokens, chunk, steps_in_flight, blocks, threads, device;
-    double drain_s, time_scale, budget_s, kv_memory_gib, gpu_share;
+    double drain_s, hold_s, time_scale, budget_s, kv_memory_gib, gpu_share;
     int role, isa, log_level, log_format, backend;
     bool trust_network, kv_checksum, grpc, vllm, deterministic;
 };
@@ -131,6 +131,9 @@ static const struct td_opt opts[] = {
         "--role both: time budget of a request", budget_s),
     OPT("drain-timeout", DOUBLE, "120", "s", 0, 3600, NULL, BOOT,
         "after SIGTERM, before running requests are cut", drain_s),
+    OPT("handoff-hold", DOUBLE, "30", "s", 0.1, 3600, NULL, BOOT,
+        "how long a prompt that an outside router asked for is held for the decode node it chooses",
+        hold_s),
     OPT("metrics-compat", BOOL, "true", "", 0, 0, NULL, BOOT, "also serve the vllm:* metric names",
         vllm),
     OPT("otlp-endpoint", STRING, "", "url", 0, 0, NULL, BOOT,
@@ -362,7 +365,8 @@ static td_err make_node(struct app *a)
         .time_scale = a->o.time_scale,
         .model_load_s = a->model_load_s,
         .otlp = a->otlp,
-        .metrics_vllm = a->o.vllm};
+        .metrics_vllm = a->o.vllm,
+        .hold_s = a->o.hold_s};
     return td_node_create(&p, &a->node);
 }
 

@@ -52,7 +52,7 @@ static inline uint32_t nd_work_output_pos(const struct nd_work *work)
     return work->n_replayed > 0 ? work->n_prompt - work->n_replayed : 0;
 }
 
-enum nd_grave { ND_GRAVE_NONE, ND_GRAVE_ENDED, ND_GRAVE_CANCELLED };
+enum nd_grave { ND_GRAVE_NONE, ND_GRAVE_ENDED, ND_GRAVE_CANCELLED, ND_GRAVE_EXPIRED };
 
 struct nd_works;
 

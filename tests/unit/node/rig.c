@@ -163,7 +163,8 @@ uint32_t rig_add(struct rig *r, const struct nd_role_ops *ops, const struct rig_
                                 .steps_in_flight = or_default(p->steps_in_flight, 1),
                                 .t_stall_us = 5 * RIG_SECOND,
                                 .t_lease_us = 30 * RIG_SECOND,
-                                .local_prefill = p->local_prefill};
+                                .local_prefill = p->local_prefill,
+                                .local_epoch = p->local_epoch};
     assert_int_equal(ops->create(&cp, &n->core), TD_OK);
     return i;
 }

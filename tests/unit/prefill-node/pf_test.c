@@ -15,11 +15,15 @@
 #define OTHER 0xe009u
 #define LAND  0x55u
 
-enum at { QUEUED, EXEC, EXEC_TABLE, PARKED, PUSHING, HANDING, ENDING, STATES };
-static const char *const names[STATES] = {"queued",  "exec",    "exec with table", "parked",
-                                          "pushing", "handing", "ending"};
+#define HOLD_MS 60500u /* longer than the budget */
+
+/* HELD, GIVING and GIVEN: parked, pushing and handing of a prompt that is held for an outside router. */
+enum at { QUEUED, EXEC, EXEC_TABLE, PARKED, PUSHING, HANDING, HELD, GIVING, GIVEN, ENDING, STATES };
+static const char *const names[STATES] = {"queued",  "exec", "exec with table", "parked", "pushing",
+                                          "handing", "held", "giving",          "given",  "ending"};
 static const char *const waits[STATES] = {
     "blocks for its prompt",     "its chunks to be computed", "its chunks to be computed",
+    "decode's block table",      "earlier pushes to end",     "decode to take over",
     "decode's block table",      "earlier pushes to end",     "decode to take over",
     "its step and posts to end",
 };
@@ -58,8 +62,14 @@ static void say_table(struct rig *r, const struct td_wire_request *q, uint64_t p
 static struct rig *bring(enum at state, struct td_wire_request *q)
 {
     struct rig *r = one(state == QUEUED ? 8 : 64);
-    *q = rig_request(1, state == PUSHING ? 320 : 64, 10);
+    bool held = state == HELD || state == GIVING || state == GIVEN;
+    bool computed = held || state == PARKED || state == PUSHING || state == HANDING;
+    *q = rig_request(1, state == PUSHING || state == GIVING ? 320 : 64, held ? 1 : 10);
     struct td_wire_msg m = rig_prefill(r, P, D, q);
+    if (held) {
+        m.prefill.ticket.d_epoch = 0;
+        m.prefill.hold_ms = HOLD_MS;
+    }
     if (state == QUEUED) {
         struct td_wire_request first = rig_request(2, 120, 10);
         struct td_wire_msg before = rig_prefill(r, P, D, &first);
@@ -70,7 +80,10 @@ static struct rig *bring(enum at state, struct td_wire_request *q)
     if (state == EXEC_TABLE || state == PUSHING || state == HANDING || state == ENDING) {
         say_table(r, q, PEER, 0);
     }
-    while ((state == PARKED || state == PUSHING || state == HANDING) && rig_finish(r, P)) {
+    while (computed && rig_finish(r, P)) {
+    }
+    if (state == GIVING || state == GIVEN) {
+        say_table(r, q, PEER, 0);
     }
     if (state == ENDING) {
         struct td_wire_msg cancel = rig_cancel(&q->id);
@@ -181,6 +194,9 @@ static const int heard[STATES][EVENTS] = {
     [PARKED]     = {CANCELLED, ONWARD, ONWARD, ONWARD, ONWARD,   ONWARD, ONWARD, ONWARD, ONWARD,    ONWARD, SILENT, DRAINING, LEASE},
     [PUSHING]    = {CANCELLED, ONWARD, ONWARD, ONWARD, MISMATCH, ONWARD, BUDGET, LOST,   TRANSPORT, ONWARD, SILENT, DRAINING, LEASE},
     [HANDING]    = {CANCELLED, ONWARD, ONWARD, ONWARD, MISMATCH, ONWARD, BUDGET, LOST,   TRANSPORT, ONWARD, SILENT, DRAINING, LEASE},
+    [HELD]       = {CANCELLED, ONWARD, ONWARD, ONWARD, ONWARD,   ONWARD, ONWARD, ONWARD, ONWARD,    ONWARD, SILENT, DRAINING, LEASE},
+    [GIVING]     = {CANCELLED, ONWARD, ONWARD, ONWARD, MISMATCH, ONWARD, BUDGET, LOST,   TRANSPORT, ONWARD, SILENT, DRAINING, LEASE},
+    [GIVEN]      = {CANCELLED, ONWARD, ONWARD, ONWARD, MISMATCH, ONWARD, BUDGET, LOST,   TRANSPORT, ONWARD, SILENT, DRAINING, LEASE},
     [ENDING]     = {CANCELLED, CANCELLED, CANCELLED, CANCELLED, CANCELLED, CANCELLED, CANCELLED, CANCELLED, CANCELLED, CANCELLED, CANCELLED, CANCELLED, CANCELLED},
 };
 /* clang-format on */
@@ -215,7 +231,7 @@ static void decode_hears_of_every_bad_end_once(void **state)
 {
     (void)state;
     for (unsigned s = EXEC_TABLE; s < ENDING; s++) {
-        if (s == PARKED) {
+        if (s == PARKED || s == HELD) {
             continue; /* no table: decode does not wait */
         }
         struct td_wire_request q;
@@ -243,6 +259,76 @@ static void a_foreign_or_second_table_is_refused(void **state)
     say_table(r, &q, PEER, 0);
     assert_int_equal(rig_count(r, P, TD_WIRE_ABORT, &q.id), 3);
     assert_int_equal(r->node[P].n_pushes, 1);
+    (void)rig_destroy(r);
+}
+
+static void a_held_prompt_goes_to_any_peer_that_knows_the_nonce_once(void **state)
+{
+    struct td_wire_request q;
+    (void)state;
+    struct rig *r = bring(HELD, &q);
+    assert_int_equal(rig_tokens(r, &q), 1);
+    assert_int_equal(rig_finish_of(r, &q.id), TD_FINISH_NONE); /* though max_tokens is 1 */
+    rig_pass(r, 30 * RIG_SECOND);
+    say_table(r, &q, OTHER, 1);
+    assert_int_equal(rig_last(r, P, TD_WIRE_ABORT, &q.id)->abort.err, TD_ERR_STALE);
+    say_table(r, &q, OTHER, 0); /* its ticket names PEER */
+    assert_int_equal(rig_last(r, P, TD_WIRE_ABORT, &q.id)->abort.err, TD_ERR_STALE);
+    assert_string_equal(rig_wait(r, P, &q.id), waits[HELD]);
+    say_table(r, &q, PEER, 0);
+    assert_string_equal(rig_wait(r, P, &q.id), waits[GIVEN]);
+    uint32_t refused = rig_count(r, P, TD_WIRE_ABORT, &q.id);
+    say_table(r, &q, PEER, 0);
+    assert_int_equal(rig_last(r, P, TD_WIRE_ABORT, &q.id)->abort.err, TD_ERR_STALE);
+    assert_int_equal(rig_count(r, P, TD_WIRE_ABORT, &q.id), refused + 1);
+    assert_int_equal(r->node[P].n_pushes, 4); /* chunks of one block each */
+    (void)rig_destroy(r);
+}
+
+static void a_hold_ends_at_its_time_and_says_so_to_who_comes_late(void **state)
+{
+    struct td_wire_request q;
+    (void)state;
+    struct rig *r = bring(HELD, &q);
+    rig_pass(r, HOLD_MS * 1000 - 1);
+    assert_int_equal(rig_blocks(r, P, TD_BLK_PARKED), 4);
+    rig_pass(r, 1);
+    assert_int_equal(rig_end(r, P, &q.id)->err, TD_ERR_LEASE);
+    rig_assert_idle(r, P);
+    say_table(r, &q, PEER, 0);
+    assert_int_equal(rig_last(r, P, TD_WIRE_ABORT, &q.id)->abort.err, TD_ERR_LEASE);
+    struct td_wire_msg again = rig_prefill(r, P, D, &q);
+    rig_msg(r, P, &again, TD_OK); /* the same work never runs twice */
+    rig_deliver(r);
+    rig_assert_idle(r, P);
+    (void)rig_destroy(r);
+}
+
+static void a_hold_that_names_a_decode_node_is_refused(void **state)
+{
+    (void)state;
+    struct rig *r = one(64);
+    struct td_wire_request q = rig_request(1, 64, 1);
+    struct td_wire_msg m = rig_prefill(r, P, D, &q);
+    m.prefill.hold_ms = HOLD_MS;
+    rig_msg(r, P, &m, TD_OK);
+    rig_deliver(r);
+    assert_int_equal(rig_end(r, P, &q.id)->err, TD_ERR_BAD_REQUEST);
+    rig_assert_idle(r, P);
+    (void)rig_destroy(r);
+}
+
+static void a_table_for_an_unknown_work_of_this_process_does_not_wait(void **state)
+{
+    (void)state;
+    struct rig_params p = {.local_epoch = 0x77};
+    struct rig *r = rig_create();
+    assert_int_equal(rig_add(r, &pf_role_ops, &p), P);
+    struct td_wire_request q = rig_request(1, 64, 1);
+    q.id.router_epoch = 0x77;
+    say_table(r, &q, PEER, 0);
+    assert_int_equal(rig_last(r, P, TD_WIRE_ABORT, &q.id)->abort.err, TD_ERR_STALE);
+    rig_assert_idle(r, P);
     (void)rig_destroy(r);
 }
 
@@ -518,6 +604,10 @@ int main(void)
         cmocka_unit_test(every_event_in_every_state_is_answered_as_the_table_says),
         cmocka_unit_test(decode_hears_of_every_bad_end_once),
         cmocka_unit_test(a_foreign_or_second_table_is_refused),
+        cmocka_unit_test(a_held_prompt_goes_to_any_peer_that_knows_the_nonce_once),
+        cmocka_unit_test(a_hold_ends_at_its_time_and_says_so_to_who_comes_late),
+        cmocka_unit_test(a_hold_that_names_a_decode_node_is_refused),
+        cmocka_unit_test(a_table_for_an_unknown_work_of_this_process_does_not_wait),
         cmocka_unit_test(a_table_that_does_not_fit_the_prompt_is_refused),
         cmocka_unit_test(a_table_ahead_of_its_request_waits_for_it),
         cmocka_unit_test(an_early_table_does_not_wait_for_ever),
