@@ -1,88 +1,23 @@
 /* Certificates made on the spot, handshakes over BIO pairs: no socket, no clock but the certificates'. */
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <openssl/err.h>
-#include <openssl/evp.h>
-#include <openssl/pem.h>
 #include <openssl/ssl.h>
-#include <openssl/x509v3.h>
 
 #include "common/base/clock.h"
 #include "common/base/log.h"
-#include "common/base/mem.h"
 #include "common/io/tls.h"
 #include "tests/unit/check.h"
+#include "tests/unit/io/cert_rig.h"
 
 static struct td_loop *loop;
 static struct td_tls *tls;
-static char folder[64];
-
-/* A certificate `name`, signed by `ca` (NULL: by itself), valid from now + from to now + to seconds. */
-struct identity {
-    EVP_PKEY *key;
-    X509 *cert;
-};
-
-static struct identity make(const char *name, const struct identity *ca, long from, long to)
-{
-    struct identity id = {.key = EVP_EC_gen("P-256"), .cert = X509_new()};
-    assert_non_null(id.key);
-    X509_set_version(id.cert, 2);
-    ASN1_INTEGER_set(X509_get_serialNumber(id.cert), (long)name[0] * 1000 + to % 1000);
-    X509_gmtime_adj(X509_getm_notBefore(id.cert), from);
-    X509_gmtime_adj(X509_getm_notAfter(id.cert), to);
-    X509_set_pubkey(id.cert, id.key);
-    X509_NAME_add_entry_by_txt(X509_get_subject_name(id.cert), "CN", MBSTRING_ASC,
-                               (const unsigned char *)name, -1, -1, 0);
-    X509_set_issuer_name(id.cert, X509_get_subject_name(ca != NULL ? ca->cert : id.cert));
-    if (ca == NULL) {
-        X509_EXTENSION *e =
-            X509V3_EXT_conf_nid(NULL, NULL, NID_basic_constraints, "critical,CA:TRUE");
-        X509_add_ext(id.cert, e, -1);
-        X509_EXTENSION_free(e);
-    }
-    assert_true(X509_sign(id.cert, ca != NULL ? ca->key : id.key, EVP_sha256()) > 0);
-    return id;
-}
-
-static void drop(struct identity *id)
-{
-    EVP_PKEY_free(id->key);
-    X509_free(id->cert);
-}
-
-static const char *path(const char *name)
-{
-    static char out[4][128];
-    static unsigned turn;
-    char *p = out[turn++ % 4];
-    (void)snprintf(p, sizeof out[0], "%s/%s", folder, name);
-    return p;
-}
-
-/* Written beside and moved, as renewals do. */
-static void write_pem(const char *name, const EVP_PKEY *key, X509 *cert)
-{
-    FILE *f = fopen(path("tmp"), "w");
-    assert_non_null(f);
-    if (key != NULL) {
-        assert_int_equal(PEM_write_PrivateKey(f, key, NULL, NULL, 0, NULL, NULL), 1);
-    } else {
-        assert_int_equal(PEM_write_X509(f, cert), 1);
-    }
-    assert_int_equal(fclose(f), 0);
-    assert_int_equal(rename(path("tmp"), path(name)), 0);
-}
 
 static td_err create(const char *client_ca)
 {
     struct td_tls_params p = {.loop = loop,
-                              .cert = path("cert"),
-                              .key = path("key"),
+                              .cert = cert_path("cert"),
+                              .key = cert_path("key"),
                               .client_ca = client_ca,
                               .poll_us = 1000};
     return td_tls_create(&p, &tls);
@@ -90,16 +25,15 @@ static td_err create(const char *client_ca)
 
 static void write_identity(const struct identity *id)
 {
-    write_pem("cert", NULL, id->cert);
-    write_pem("key", id->key, NULL);
+    cert_write("cert", NULL, id->cert);
+    cert_write("key", id->key, NULL);
 }
 
 static int setup(void **state)
 {
     (void)state;
     td_log_set_level(TD_LOG_ERROR);
-    (void)snprintf(folder, sizeof folder, "/tmp/tls-test-XXXXXX");
-    assert_non_null(mkdtemp(folder));
+    cert_folder_make();
     tls = NULL;
     return td_loop_create(&loop) == TD_OK ? 0 : -1;
 }
@@ -107,14 +41,9 @@ static int setup(void **state)
 static int teardown(void **state)
 {
     (void)state;
-    static const char *const names[] = {"cert", "key", "ca", "tmp"};
     tls = td_tls_destroy(tls);
     loop = td_loop_destroy(loop);
-    for (size_t i = 0; i < TD_COUNT(names); i++) {
-        (void)unlink(path(names[i]));
-    }
-    (void)rmdir(folder);
-    ERR_clear_error();
+    cert_folder_remove();
     return 0;
 }
 
@@ -176,7 +105,7 @@ static void a_pair_of_files_serves(void **state)
 {
     (void)state;
     char cn[64];
-    struct identity id = make("one", NULL, -10, 3600);
+    struct identity id = cert_make("one", NULL, -10, 3600);
     write_identity(&id);
     assert_int_equal(create(NULL), TD_OK);
     int64_t left = td_tls_expires(tls) - td_wall_us() / 1000000;
@@ -184,13 +113,13 @@ static void a_pair_of_files_serves(void **state)
     struct client c = {.alpn = TD_ALPN_H2};
     assert_true(handshake(&c, cn, sizeof cn));
     assert_string_equal(cn, "one");
-    drop(&id);
+    cert_drop(&id);
 }
 
 static void old_versions_and_other_protocols_are_refused(void **state)
 {
     (void)state;
-    struct identity id = make("one", NULL, -10, 3600);
+    struct identity id = cert_make("one", NULL, -10, 3600);
     write_identity(&id);
     assert_int_equal(create(NULL), TD_OK);
     assert_true(lets_in((struct client){.max_version = TLS1_2_VERSION}));
@@ -198,35 +127,37 @@ static void old_versions_and_other_protocols_are_refused(void **state)
     assert_false(lets_in((struct client){.alpn = TD_ALPN_HTTP}));
     assert_true(lets_in((struct client){.alpn = TD_ALPN_HTTP TD_ALPN_H2}));
     assert_true(lets_in((struct client){0}));
-    drop(&id);
+    cert_drop(&id);
 }
 
 static void files_that_cannot_serve_are_refused(void **state)
 {
     (void)state;
-    struct identity id = make("one", NULL, -10, 3600), other = make("other", NULL, -10, 3600);
-    struct identity old = make("old", NULL, -100, -10), early = make("early", NULL, 1000, 2000);
+    struct identity id = cert_make("one", NULL, -10, 3600),
+                    other = cert_make("other", NULL, -10, 3600);
+    struct identity old = cert_make("old", NULL, -100, -10),
+                    early = cert_make("early", NULL, 1000, 2000);
     assert_int_equal(create(NULL), TD_ERR_NO_FILE);
-    write_pem("cert", NULL, id.cert);
+    cert_write("cert", NULL, id.cert);
     assert_int_equal(create(NULL), TD_ERR_NO_FILE); /* no key */
-    write_pem("key", other.key, NULL);
+    cert_write("key", other.key, NULL);
     assert_int_equal(create(NULL), TD_ERR_CONFIG); /* another's */
-    write_pem("key", NULL, other.cert);
+    cert_write("key", NULL, other.cert);
     assert_int_equal(create(NULL), TD_ERR_CONFIG); /* no key in it */
     write_identity(&old);
     assert_int_equal(create(NULL), TD_ERR_CONFIG);
     write_identity(&early);
     assert_int_equal(create(NULL), TD_ERR_CONFIG);
     write_identity(&id);
-    assert_int_equal(create(path("ca")), TD_ERR_NO_FILE);
-    write_pem("ca", id.key, NULL);
-    assert_int_equal(create(path("ca")), TD_ERR_CONFIG); /* no certificate in it */
+    assert_int_equal(create(cert_path("ca")), TD_ERR_NO_FILE);
+    cert_write("ca", id.key, NULL);
+    assert_int_equal(create(cert_path("ca")), TD_ERR_CONFIG); /* no certificate in it */
     assert_null(tls);
     assert_int_equal(create(NULL), TD_OK);
-    drop(&id);
-    drop(&other);
-    drop(&old);
-    drop(&early);
+    cert_drop(&id);
+    cert_drop(&other);
+    cert_drop(&old);
+    cert_drop(&early);
 }
 
 static bool loaded_twice(void *arg)
@@ -240,10 +171,11 @@ static void a_renewed_pair_is_noticed_and_a_broken_one_is_not_used(void **state)
     (void)state;
     char cn[64];
     struct client c = {.alpn = TD_ALPN_H2};
-    struct identity one = make("one", NULL, -10, 3600), two = make("two", NULL, -10, 7200);
+    struct identity one = cert_make("one", NULL, -10, 3600),
+                    two = cert_make("two", NULL, -10, 7200);
     write_identity(&one);
     assert_int_equal(create(NULL), TD_OK);
-    write_pem("cert", NULL, two.cert); /* the key is still the old one's */
+    cert_write("cert", NULL, two.cert); /* the key is still the old one's */
     td_log_set_level(TD_LOG_ERROR);
     for (int i = 0; i < 20; i++) {
         td_loop_run_once(loop, 1000);
@@ -251,7 +183,7 @@ static void a_renewed_pair_is_noticed_and_a_broken_one_is_not_used(void **state)
     assert_int_equal(td_tls_loads(tls), 1);
     assert_true(handshake(&c, cn, sizeof cn));
     assert_string_equal(cn, "one");
-    write_pem("key", two.key, NULL);
+    cert_write("key", two.key, NULL);
     for (int i = 0; i < 5000 && !loaded_twice(NULL); i++) {
         td_loop_run_once(loop, 1000);
     }
@@ -259,28 +191,30 @@ static void a_renewed_pair_is_noticed_and_a_broken_one_is_not_used(void **state)
     assert_true(handshake(&c, cn, sizeof cn));
     assert_string_equal(cn, "two");
     assert_int_equal(td_tls_reload(tls), TD_OK);
-    drop(&one);
-    drop(&two);
+    cert_drop(&one);
+    cert_drop(&two);
 }
 
 static void mutual_tls_lets_in_whom_the_ca_signed(void **state)
 {
     (void)state;
-    struct identity server = make("server", NULL, -10, 3600), ca = make("ca", NULL, -10, 3600);
-    struct identity friend = make("friend", &ca, -10, 3600), late = make("late", &ca, -100, -10);
-    struct identity stranger = make("stranger", NULL, -10, 3600);
+    struct identity server = cert_make("server", NULL, -10, 3600),
+                    ca = cert_make("ca", NULL, -10, 3600);
+    struct identity friend = cert_make("friend", &ca, -10, 3600),
+                    late = cert_make("late", &ca, -100, -10);
+    struct identity stranger = cert_make("stranger", NULL, -10, 3600);
     write_identity(&server);
-    write_pem("ca", NULL, ca.cert);
-    assert_int_equal(create(path("ca")), TD_OK);
+    cert_write("ca", NULL, ca.cert);
+    assert_int_equal(create(cert_path("ca")), TD_OK);
     assert_true(lets_in((struct client){.id = &friend}));
     assert_false(lets_in((struct client){.id = NULL}));
     assert_false(lets_in((struct client){.id = &stranger}));
     assert_false(lets_in((struct client){.id = &late}));
-    drop(&server);
-    drop(&ca);
-    drop(&friend);
-    drop(&late);
-    drop(&stranger);
+    cert_drop(&server);
+    cert_drop(&ca);
+    cert_drop(&friend);
+    cert_drop(&late);
+    cert_drop(&stranger);
 }
 
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
