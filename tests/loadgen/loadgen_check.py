@@ -2,8 +2,9 @@
 metrics exactly; their times to the first token and per token stand beside ours, and with TANDEM_LOADGEN_TIMES=1 must agree
 within TOLERANCE. Not asserted otherwise: on a busy machine a client's own processes wait for their turn.
 
-Environment: TANDEM_BUILD, TANDEM_TEST_MODEL, TANDEM_AIPERF and, when there is one, TANDEM_GUIDELLM (Python environments). Every
-engine step is paused, so that a client's own overhead is small beside what is measured.
+Environment: TANDEM_BUILD, TANDEM_TEST_MODEL, TANDEM_LOADGEN (the Python environment of both), TANDEM_TORCH (Debian's torch,
+unpacked, for guidellm). Every engine step is paused, for long where times are asserted, so that a client's own overhead is
+small beside what is measured.
 """
 import glob
 import json
@@ -22,7 +23,9 @@ MODEL = os.environ["TANDEM_TEST_MODEL"]
 REQUESTS, STREAMS, PROMPT, OUTPUT = 20, 4, 50, 12
 TOLERANCE = 0.02
 ASSERT_TIMES = os.environ.get("TANDEM_LOADGEN_TIMES") == "1"
-PAUSE = ["--fault", "step.pause=delay:us=250000"]
+LOADGEN, TORCH = os.environ["TANDEM_LOADGEN"], os.environ["TANDEM_TORCH"]
+LIBRARIES = ("x86_64-linux-gnu", "x86_64-linux-gnu/blas", "x86_64-linux-gnu/lapack", "")
+PAUSE = ["--fault", f"step.pause=delay:us={250000 if ASSERT_TIMES else 50000}"]
 OFFLINE = {"HF_DATASETS_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "NO_PROXY": "127.0.0.1"}
 
 
@@ -88,7 +91,7 @@ def compare(name, figures, theirs, outputs=True, ours_s=None):
 def aiperf(cl, tokenizer, kind, more=()):
     figures = Figures(cl)
     with tempfile.TemporaryDirectory() as out:
-        tool(os.environ["TANDEM_AIPERF"], "aiperf", "profile", "--model", "tiny", "--url", cl.url(""), "--endpoint-type", kind,
+        tool(LOADGEN, "aiperf", "profile", "--model", "tiny", "--url", cl.url(""), "--endpoint-type", kind,
              "--streaming", "--tokenizer", tokenizer, "--request-count", str(REQUESTS), "--concurrency", str(STREAMS),
              "--synthetic-input-tokens-mean", str(PROMPT), "--output-tokens-mean", str(OUTPUT), "--extra-inputs", "ignore_eos:true",
              "--random-seed", "7", "--ui-type", "none", "--no-gpu-telemetry", "--artifact-dir", out, *more)
@@ -108,11 +111,12 @@ def guidellm(cl, tokenizer):
     figures = Figures(cl)
     with tempfile.TemporaryDirectory() as out:
         path = os.path.join(out, "g.json")
-        tool(os.environ["TANDEM_GUIDELLM"], "guidellm", "run", "--backend", f"kind=openai_http,target={cl.url('')},model=tiny",
+        tool(LOADGEN, "guidellm", "run", "--backend", f"kind=openai_http,target={cl.url('')},model=tiny",
              "--profile", f"kind=concurrent,streams={STREAMS}", "--constraint", f"kind=max_requests,count={REQUESTS}",
              "--tokenizer", f"kind=hf_auto,model={tokenizer}",
              "--data", f"kind=synthetic_text,prompt_tokens={PROMPT},output_tokens={OUTPUT}",
-             "--output", f"kind=json,path={path}", "--disable-console-interactive", HF_HUB_OFFLINE="1")
+             "--output", f"kind=json,path={path}", "--disable-console-interactive", HF_HUB_OFFLINE="1",
+             PYTHONPATH=os.path.join(TORCH, "only"), LD_LIBRARY_PATH=":".join(os.path.join(TORCH, "usr/lib", d) for d in LIBRARIES))
         with open(path, encoding="utf-8") as f:
             bench, = json.load(f)["benchmarks"]
     done = bench["requests"]["successful"]
@@ -135,10 +139,9 @@ def main():
         with cluster(1, 1, time_scale=1, model=MODEL, node=PAUSE) as cl:
             compare("aiperf, completions, its own count", *aiperf(cl, tokenizer, "completions"), outputs=False)
             compare("aiperf, chat, the server's counts", *aiperf(cl, tokenizer, "chat", ["--use-server-token-count"]))
-            if os.environ.get("TANDEM_GUIDELLM"):
-                # Medians: the first request of each of its processes includes the start of that process's client.
-                figures, theirs = guidellm(cl, tokenizer)
-                compare("guidellm, chat, medians", figures, theirs, ours_s=medians(cl, REQUESTS))
+            # Medians: the first request of each of its processes includes the start of that process's client.
+            figures, theirs = guidellm(cl, tokenizer)
+            compare("guidellm, chat, medians", figures, theirs, ours_s=medians(cl, REQUESTS))
     print(f"{time.monotonic() - start:.0f} s")
 
 
