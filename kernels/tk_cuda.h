@@ -1,10 +1,12 @@
-/* tk_cuda.h - the CUDA operations: one C launcher per operation, for sm_90a (Hopper).
+/* tk_cuda.h - the CUDA operations: one C launcher per operation.
  *
+ * Two sets of kernels: sm_90a (Hopper: TMA, wgmma, clusters) and sm_80, for every device of compute capability 8.0 and
+ * later. The device decides, or tk_path_set.
  * What: launchers that enqueue on an explicit stream. Every launcher checks its shapes, launches,
  * and returns; results are ready when the stream gets there. All of them may be captured into a
  * CUDA graph: what changes from step to step (tokens, lengths, block tables, work lists) is read
  * from device buffers that the caller owns. Not: an engine. No allocation, no synchronisation, no
- * global state except the driver entry point for tensor maps (found once, read-only afterwards).
+ * global state except the driver entry point for tensor maps (found once, read-only afterwards) and the chosen path.
  * Owner: the caller owns every buffer; scratch is passed in, with its size told by a function
  * beside the launcher. Thread: any, with the device current; one stream at a time per scratch
  * buffer. Bounds: TK_MAX_ROWS rows in a flat product, TK_MAX_GROUP query heads per KV head in
@@ -14,7 +16,7 @@
  *
  * Numerics: bf16 operands, float32 accumulation in an order that depends on the shape of the
  * operation only (K, N, position), never on the number of rows, the chunking or the neighbours of a
- * row. tests/bench/gpu checks it.
+ * row. tests/bench/gpu checks it. The order of the two sets of kernels differs.
  */
 #ifndef TK_CUDA_H
 #define TK_CUDA_H
@@ -53,9 +55,23 @@ typedef uint16_t tk_bf16;
 /* The CUDA text behind the last TD_ERR_DEVICE of this thread; never NULL. */
 const char *tk_cuda_last_error(void);
 
-/* A CUtensorMap; opaque here so that no CUDA header is needed. */
+/* ---- which kernels ---- */
+enum tk_path { TK_PATH_AUTO, TK_PATH_SM80, TK_PATH_SM90A };
+/* The kernels that a device of this compute capability runs: sm_90a ones exactly on 9.0, unless sm_80 is wanted.
+ * TD_ERR_UNSUPPORTED below 8.0, and where sm_90a is wanted elsewhere. */
+td_err tk_path_for(uint32_t major, uint32_t minor, enum tk_path wanted, enum tk_path *out);
+/* For the whole process, before any graph is captured: launchers choose when they enqueue. Asks the current device. */
+td_err tk_path_set(enum tk_path wanted, enum tk_path *out_used);
+
+/* A matrix or a pool as kernels read it: a CUtensorMap for those with TMA, plain numbers for the others. Opaque to
+ * callers. */
 struct tk_map {
     unsigned char bytes[128] __attribute__((aligned(64)));
+    const void *base;    /* of the pool: behind block 0's header; of a decode map: of its layer */
+    uint64_t block_step; /* bytes from block to block */
+    uint64_t layer_step; /* bytes from layer to layer */
+    uint32_t row_step;   /* elements from row to row; of weights: K */
+    bool tiled;
 };
 
 /* ---- KV pool: [block][layer]{header}[K/V][head][TK_BLOCK_TOK][head_dim] bf16 ---- */

@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 
-SOURCE = (".c", ".h", ".cu", ".cuh", ".proto", ".py", ".sh", "meson.build")
+SOURCE = (".c", ".h", ".cu", ".cuh", ".cpp", ".hpp", ".proto", ".py", ".sh", "meson.build")
 MAX_C_LINES = 1200
 LINE_LIMIT = 132  # of Python; C is wrapped by clang-format
 LEFTOVER = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")

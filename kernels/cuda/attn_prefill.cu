@@ -474,8 +474,11 @@ uint32_t section_heads(const struct tk_attn_prefill *p, uint32_t grid)
 
 extern "C" td_err tk_attn_prefill(tk_stream s, const struct tk_attn_prefill *p)
 {
-    if (p->head_dim != (uint32_t)D || p->n_kv_heads == 0 || p->n_heads % p->n_kv_heads != 0 ||
-        p->n_tiles == 0 || p->out_stride % 8 != 0 || p->window > INT32_MAX) {
+    if (p->head_dim != (uint32_t)D || !tk_uses_hopper()) {
+        return tk_attn_prefill_sm80(s, p);
+    }
+    if (p->n_kv_heads == 0 || p->n_heads % p->n_kv_heads != 0 || p->n_tiles == 0 ||
+        p->out_stride % 8 != 0 || p->window > INT32_MAX) {
         return TD_ERR_UNSUPPORTED;
     }
     const tk_dev *dev = tk_device();

@@ -1,7 +1,18 @@
-/* Host-side work lists of the attention kernels. No CUDA here: unit tests run it anywhere. */
+/* Which kernels a device runs, and the host-side work lists of the attention kernels. No CUDA here: unit tests run it anywhere. */
 #include <stdlib.h>
 
 #include "kernels/tk_cuda.h"
+
+td_err tk_path_for(uint32_t major, uint32_t minor, enum tk_path wanted, enum tk_path *out)
+{
+    /* code for sm_90a runs on exactly that */
+    const bool hopper = major == 9 && minor == 0;
+    if (major < 8 || (wanted == TK_PATH_SM90A && !hopper)) {
+        return TD_ERR_UNSUPPORTED;
+    }
+    *out = hopper && wanted != TK_PATH_SM80 ? TK_PATH_SM90A : TK_PATH_SM80;
+    return TD_OK;
+}
 
 size_t tk_kv_slice_bytes(uint32_t n_kv_heads, uint32_t head_dim, uint32_t header_bytes)
 {

@@ -598,6 +598,9 @@ extern "C" uint32_t tk_flat_argmax_parts(uint32_t n)
 
 extern "C" td_err tk_flat(tk_stream s, const struct tk_flat *p)
 {
+    if (!tk_uses_hopper()) {
+        return tk_flat_sm80(s, p);
+    }
     if (p->rows == 0 || p->rows > TK_MAX_ROWS || p->n == 0 || p->k < 64 || p->k % 64 != 0 ||
         p->norm.parts > TK_NORM_PARTS) {
         return TD_ERR_UNSUPPORTED;

@@ -17,11 +17,18 @@ td_err tk_cuda_fail(cudaError_t e, const char *what);
     } while (0)
 
 struct tk_dev {
-    uint32_t sms;
+    uint32_t sms, major, minor;
     size_t l2_bytes;
 };
 // Facts of the current device, read once per device; NULL when CUDA refuses.
 const tk_dev *tk_device();
+
+// Whether launches of this process use the sm_90a kernels; false also when CUDA tells nothing of the device.
+bool tk_uses_hopper();
+// The other kernels of the operations that have two.
+td_err tk_attn_decode_sm80(tk_stream s, const struct tk_attn_decode *p);
+td_err tk_attn_prefill_sm80(tk_stream s, const struct tk_attn_prefill *p);
+td_err tk_flat_sm80(tk_stream s, const struct tk_flat *p);
 
 // Dynamic shared memory of a kernel, and the largest carve-out: kernels that run under each other's tails
 // (programmatic launch) must agree on it, or the SM is drained to switch.
@@ -36,7 +43,8 @@ template <typename F> static td_err tk_prepare(F *kernel, size_t smem)
     return TD_OK;
 }
 
-// A launch configuration with cluster size and programmatic launch.
+// A launch configuration with cluster size and programmatic launch. The latter only beside the sm_90a kernels: code made
+// for sm_80 does not wait for the kernel before it.
 struct tk_launch {
     cudaLaunchConfig_t cfg;
     cudaLaunchAttribute attr[2];
@@ -56,7 +64,7 @@ struct tk_launch {
             attr[cfg.numAttrs].val.clusterDim.z = 1;
             cfg.numAttrs++;
         }
-        if (pdl) {
+        if (pdl && tk_uses_hopper()) {
             attr[cfg.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
             attr[cfg.numAttrs].val.programmaticStreamSerializationAllowed = 1;
             cfg.numAttrs++;

@@ -1,4 +1,5 @@
-// map.cu - tensor maps for TMA, device facts, the last CUDA error's text.
+// map.cu - maps of matrices and pools (for TMA and for kernels without), device facts, which kernels, the last CUDA error's
+//   text.
 // The driver's encoder is looked up at run time, so nothing links libcuda.
 #include <cuda.h>
 #include <cuda_runtime.h>
@@ -10,6 +11,7 @@
 namespace
 {
 thread_local char last_error[256] = "";
+int wanted_path = TK_PATH_AUTO; // read and written atomically
 
 typedef CUresult (*encode_fn)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *,
                               const cuuint64_t *, const cuuint64_t *, const cuuint32_t *,
@@ -36,6 +38,14 @@ td_err encode(tk_map *out, const void *base, uint32_t rank, const cuuint64_t *di
               const cuuint64_t *strides, const cuuint32_t *box)
 {
     static_assert(sizeof(CUtensorMap) == sizeof(out->bytes), "tensor map size");
+    const tk_dev *dev = tk_device();
+    if (dev == nullptr) {
+        return TD_ERR_DEVICE;
+    }
+    if (dev->major < 9) {
+        memset(out->bytes, 0, sizeof out->bytes); // no TMA: nobody reads them
+        return TD_OK;
+    }
     const encode_fn fn = encoder();
     if (fn == nullptr) {
         return TD_ERR_DEVICE;
@@ -77,16 +87,42 @@ const tk_dev *tk_device()
     }
     // Two threads may fill the same row at once, with the same values.
     if (!__atomic_load_n(&known[id], __ATOMIC_ACQUIRE)) {
-        int sms = 0, l2 = 0;
+        int sms = 0, l2 = 0, major = 0, minor = 0;
         if (cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, id) != cudaSuccess ||
-            cudaDeviceGetAttribute(&l2, cudaDevAttrL2CacheSize, id) != cudaSuccess) {
+            cudaDeviceGetAttribute(&l2, cudaDevAttrL2CacheSize, id) != cudaSuccess ||
+            cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, id) != cudaSuccess ||
+            cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, id) != cudaSuccess) {
             return nullptr;
         }
+        dev[id].major = (uint32_t)major;
+        dev[id].minor = (uint32_t)minor;
         dev[id].sms = (uint32_t)sms;
         dev[id].l2_bytes = (size_t)l2;
         __atomic_store_n(&known[id], true, __ATOMIC_RELEASE);
     }
     return &dev[id];
+}
+
+bool tk_uses_hopper()
+{
+    const tk_dev *dev = tk_device();
+    enum tk_path path = TK_PATH_SM80;
+    // Relaxed: set before the first launch, by whoever starts the launching threads.
+    const int wanted = __atomic_load_n(&wanted_path, __ATOMIC_RELAXED);
+    return dev != nullptr &&
+           tk_path_for(dev->major, dev->minor, (enum tk_path)wanted, &path) == TD_OK &&
+           path == TK_PATH_SM90A;
+}
+
+extern "C" td_err tk_path_set(enum tk_path wanted, enum tk_path *out_used)
+{
+    const tk_dev *dev = tk_device();
+    if (dev == nullptr) {
+        return TD_ERR_DEVICE;
+    }
+    TD_TRY(tk_path_for(dev->major, dev->minor, wanted, out_used));
+    __atomic_store_n(&wanted_path, (int)wanted, __ATOMIC_RELAXED);
+    return TD_OK;
 }
 
 extern "C" td_err tk_kv_map(const tk_kv_pool *p, tk_map *out)
@@ -101,7 +137,10 @@ extern "C" td_err tk_kv_map(const tk_kv_pool *p, tk_map *out)
     const cuuint64_t strides[4] = {p->head_dim * 2, (cuuint64_t)TK_BLOCK_TOK * p->head_dim * 2,
                                    p->slice_bytes, p->slice_bytes * p->n_layers};
     const cuuint32_t box[5] = {64, TK_BLOCK_TOK, 1, 1, 1};
-    return encode(out, static_cast<const char *>(p->base) + p->header_bytes, 5, dims, strides, box);
+    out->base = static_cast<const char *>(p->base) + p->header_bytes;
+    out->block_step = strides[3];
+    out->layer_step = p->slice_bytes;
+    return encode(out, out->base, 5, dims, strides, box);
 }
 
 extern "C" td_err tk_kv_decode_map(const tk_kv_pool *p, uint32_t layer, tk_map *out)
@@ -117,9 +156,10 @@ extern "C" td_err tk_kv_decode_map(const tk_kv_pool *p, uint32_t layer, tk_map *
     const cuuint64_t strides[4] = {128, rows * 128, rows * 128 * p->n_kv_heads,
                                    p->slice_bytes * p->n_layers};
     const cuuint32_t box[5] = {64, (cuuint32_t)rows, 1, 2, 1};
-    return encode(out,
-                  static_cast<const char *>(p->base) + layer * p->slice_bytes + p->header_bytes, 5,
-                  dims, strides, box);
+    out->base = static_cast<const char *>(p->base) + layer * p->slice_bytes + p->header_bytes;
+    out->block_step = strides[3];
+    out->layer_step = 0;
+    return encode(out, out->base, 5, dims, strides, box);
 }
 
 extern "C" td_err tk_rows_map(const tk_bf16 *q, uint32_t rows, uint32_t n_heads, uint32_t head_dim,
@@ -131,6 +171,8 @@ extern "C" td_err tk_rows_map(const tk_bf16 *q, uint32_t rows, uint32_t n_heads,
     const cuuint64_t dims[3] = {head_dim, n_heads, rows};
     const cuuint64_t strides[2] = {head_dim * 2, (cuuint64_t)row_stride * 2};
     const cuuint32_t box[3] = {64, 1, 64};
+    out->base = q;
+    out->row_step = row_stride;
     return encode(out, q, 3, dims, strides, box);
 }
 
@@ -144,6 +186,9 @@ extern "C" td_err tk_flat_w_map(const tk_bf16 *w, uint32_t n, uint32_t k, bool t
     const cuuint64_t plain[3] = {(cuuint64_t)k * 2, 128, (cuuint64_t)k * 2 * TK_FLAT_ROWS};
     const cuuint64_t tiles[3] = {128, 128 * TK_FLAT_ROWS, (cuuint64_t)k * 2 * TK_FLAT_ROWS};
     const cuuint32_t box[4] = {64, TK_FLAT_ROWS, 1, 1};
+    out->base = w;
+    out->row_step = k;
+    out->tiled = tiled;
     return encode(out, w, 4, dims, tiled ? tiles : plain, box);
 }
 
@@ -161,5 +206,7 @@ extern "C" td_err tk_flat_x_map(const tk_bf16 *x, uint32_t rows, uint32_t k, uin
     const cuuint64_t dims[2] = {k, rows};
     const cuuint64_t strides[1] = {(cuuint64_t)row_stride * 2};
     const cuuint32_t box[2] = {64, padded_rows(rows)};
+    out->base = x;
+    out->row_step = row_stride;
     return encode(out, x, 2, dims, strides, box);
 }

@@ -1,5 +1,6 @@
-// ptx.cuh - one-instruction wrappers for Hopper: barriers, TMA, wgmma, mma, programmatic launch.
-// Shapes and meaning are PTX ISA's; shared addresses are 32-bit. No logic here.
+// ptx.cuh - one-instruction wrappers: barriers, TMA, wgmma, programmatic launch (sm_90a); mma, ldmatrix, cp.async (sm_80).
+// Shapes and meaning are PTX ISA's; shared addresses are 32-bit. No logic here. What sm_80 has no instruction for and needs
+// none (programmatic launch, the proxy fence) is empty there.
 #pragma once
 #include <cuda.h>
 #include <cuda_bf16.h>
@@ -8,6 +9,14 @@
 
 #define TK_DEV        static __device__ __forceinline__
 #define TK_DEV_MEMBER __device__ __forceinline__
+// Dynamic shared memory under a name; a macro, so that tests/emulate can put its own in.
+#define TK_DYNAMIC_SHARED(name) extern __shared__ unsigned char name[]
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+#define TK_HOPPER_ASM(text)
+#else
+#define TK_HOPPER_ASM(text) asm volatile(text ::: "memory")
+#endif
 
 TK_DEV uint32_t smem_u32(const void *p)
 {
@@ -121,17 +130,17 @@ TK_DEV void tma_2d_keep(uint32_t dst, const CUtensorMap *m, uint32_t bar, int c0
 }
 TK_DEV void proxy_fence()
 {
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    TK_HOPPER_ASM("fence.proxy.async.shared::cta;");
 }
 
 // ---- programmatic dependent launch ----
 TK_DEV void pdl_wait()
 {
-    asm volatile("griddepcontrol.wait;" ::: "memory");
+    TK_HOPPER_ASM("griddepcontrol.wait;");
 }
 TK_DEV void pdl_launch()
 {
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+    TK_HOPPER_ASM("griddepcontrol.launch_dependents;");
 }
 
 // ---- cluster ----
@@ -188,6 +197,31 @@ TK_DEV void named_sync(int id, int n)
 TK_DEV void named_arrive(int id, int n)
 {
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(n) : "memory");
+}
+
+// ---- shared memory by address ----
+TK_DEV void st_shared(uint32_t addr, uint32_t v)
+{
+    asm volatile("st.shared.b32 [%0], %1;" ::"r"(addr), "r"(v) : "memory");
+}
+TK_DEV void st_shared_zero16(uint32_t addr)
+{
+    asm volatile("st.shared.v4.b32 [%0], {%1,%1,%1,%1};" ::"r"(addr), "r"(0) : "memory");
+}
+
+// ---- cp.async: 16 bytes, of which the first `bytes` (16 or 0) come from src and the rest are zeros ----
+TK_DEV void cp_async16(uint32_t dst, const void *src, uint32_t bytes)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(bytes)
+                 : "memory");
+}
+TK_DEV void cp_async_commit()
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+template <int N> TK_DEV void cp_async_wait() // all groups of this thread but the last N
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
 // ---- warp matrix ops ----

@@ -40,10 +40,19 @@ static struct ref_map map_of(const struct tk_map *m)
     return r;
 }
 
+/* The plain numbers are what the device's kernels without TMA read: tests run those on the CPU. */
 static td_err make_map(struct ref_map r, struct tk_map *out)
 {
+    const struct tk_kv_pool *p = &r.pool;
     memset(out, 0, sizeof *out);
     memcpy(out->bytes, &r, sizeof r);
+    out->base = r.base;
+    out->row_step = r.stride;
+    if (p->base != NULL) {
+        out->base = (const char *)p->base + r.layer * p->slice_bytes + p->header_bytes;
+        out->layer_step = p->slice_bytes;
+        out->block_step = p->slice_bytes * p->n_layers;
+    }
     return TD_OK;
 }
 
@@ -280,7 +289,7 @@ static void do_prefill(const void *args)
 td_err tk_attn_prefill(tk_stream s, const struct tk_attn_prefill *a)
 {
     const struct prefill_args p = {*a, map_of(a->kv), map_of(a->q)};
-    if (a->head_dim != 128 || a->n_tiles == 0) {
+    if ((a->head_dim != 128 && a->head_dim != 64) || a->n_tiles == 0) {
         return TD_ERR_UNSUPPORTED;
     }
     return tk_ref_enqueue(s, do_prefill, &p, sizeof p);

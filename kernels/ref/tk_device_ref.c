@@ -26,10 +26,22 @@ struct CUevent_st {
 };
 
 static uint32_t fail_in; /* operations until one fails; 0: none */
+static uint32_t capability[2] = {9, 0};
 
 void tk_ref_fail_nth(uint32_t n)
 {
     fail_in = n;
+}
+
+void tk_ref_set_capability(uint32_t major, uint32_t minor)
+{
+    capability[0] = major;
+    capability[1] = minor;
+}
+
+td_err tk_path_set(enum tk_path wanted, enum tk_path *out_used)
+{
+    return tk_path_for(capability[0], capability[1], wanted, out_used);
 }
 
 td_err tk_ref_enqueue(tk_stream s, tk_ref_op run, const void *args, size_t bytes)
@@ -62,7 +74,8 @@ td_err tk_device_open(int index, struct tk_device_facts *out)
     if (index != 0) {
         return TD_ERR_DEVICE;
     }
-    *out = (struct tk_device_facts){"reference", TK_REF_MEMORY, TK_REF_MEMORY, 9, 0};
+    *out = (struct tk_device_facts){"reference", TK_REF_MEMORY, TK_REF_MEMORY, capability[0],
+                                    capability[1]};
     return TD_OK;
 }
 

@@ -22,5 +22,7 @@ typedef void (*tk_ref_op)(const void *args);
 td_err tk_ref_enqueue(tk_stream s, tk_ref_op run, const void *args, size_t bytes) TD_MUST_CHECK;
 /* Test hook: the n-th operation from now fails, once; 0 switches it off. */
 void tk_ref_fail_nth(uint32_t n);
+/* Test hook: the device's compute capability, 9.0 from the start. The operations stay the same. */
+void tk_ref_set_capability(uint32_t major, uint32_t minor);
 
 #endif

@@ -4,6 +4,8 @@
 
 #include "tests/bench/gpu/gpu.h"
 
+extern enum tk_path gpu_path; /* which kernels run */
+
 void gpu_check_decode(void);
 void gpu_check_flat(void);
 void gpu_check_prefill(void);

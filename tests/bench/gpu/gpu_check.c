@@ -404,8 +404,8 @@ static void run_prefill(const struct gpu_kv *c, const tk_bf16 *q, uint32_t rows,
     gpu_free(ch);
 }
 
-static void check_prefill_batch(uint32_t heads, uint32_t kvh, const struct tk_chunk *chunks,
-                                uint32_t n, uint32_t window)
+static void check_prefill_batch(uint32_t heads, uint32_t kvh, uint32_t dim,
+                                const struct tk_chunk *chunks, uint32_t n, uint32_t window)
 {
     char name[128];
     int32_t lens[16];
@@ -414,8 +414,8 @@ static void check_prefill_batch(uint32_t heads, uint32_t kvh, const struct tk_ch
         lens[i] = chunks[i].pos0 + chunks[i].n;
         rows += (uint32_t)chunks[i].n;
     }
-    struct gpu_kv c = gpu_kv_make(lens, n, kvh, 128, 2, 0, 21);
-    const size_t elems = (size_t)rows * heads * 128;
+    struct gpu_kv c = gpu_kv_make(lens, n, kvh, dim, 2, 0, 21);
+    const size_t elems = (size_t)rows * heads * dim;
     tk_bf16 *q = gpu_random_bf16(elems, 1.f, 6), *out = gpu_alloc(elems * 2);
     float *want = gpu_alloc(elems * 4);
     struct gpu_ref_row *rr = malloc(rows * sizeof *rr);
@@ -431,22 +431,22 @@ static void check_prefill_batch(uint32_t heads, uint32_t kvh, const struct tk_ch
     struct gpu_ref_row *rr_dev = gpu_upload(rr, rows * sizeof *rr);
     gpu_poison(out, elems * 2);
     run_prefill(&c, q, rows, out, heads, 1, chunks, n, window);
-    gpu_ref_attn(q, heads * 128, rr_dev, rows, heads, &c.pool, 1, c.tables, c.stride,
-                 1.f / sqrtf(128.f), want);
-    (void)snprintf(name, sizeof name, "prefill %u/%u, %u chunks, %u rows, window %u", heads, kvh, n,
-                   rows, window);
-    (void)gpu_close(name, out, heads * 128, want, rows, heads * 128, TOL_ATTN);
+    gpu_ref_attn(q, heads * dim, rr_dev, rows, heads, &c.pool, 1, c.tables, c.stride,
+                 1.f / sqrtf((float)dim), want);
+    (void)snprintf(name, sizeof name, "prefill %u/%u x %u, %u chunks, %u rows, window %u", heads,
+                   kvh, dim, n, rows, window);
+    (void)gpu_close(name, out, heads * dim, want, rows, heads * dim, TOL_ATTN);
     gpu_kv_drop(&c);
     gpu_free(q), gpu_free(out), gpu_free(want), gpu_free(rr_dev);
     free(rr);
 }
 
-static void check_chunked_equals_whole(uint32_t window)
+static void check_chunked_equals_whole(uint32_t dim, uint32_t window)
 {
     char name[64];
     const int32_t len = 1500;
-    struct gpu_kv c = gpu_kv_make(&len, 1, 2, 128, 1, 0, 31);
-    const size_t elems = (size_t)len * 8 * 128;
+    struct gpu_kv c = gpu_kv_make(&len, 1, 2, dim, 1, 0, 31);
+    const size_t elems = (size_t)len * 8 * dim;
     tk_bf16 *q = gpu_random_bf16(elems, 1.f, 6), *whole = gpu_alloc(elems * 2),
             *parts = gpu_alloc(elems * 2);
     const struct tk_chunk all = {0, len, 0, 0};
@@ -460,7 +460,7 @@ static void check_chunked_equals_whole(uint32_t window)
         gpu_kv_hide(&c, 0, tk_window_start(cuts[i] + 1, (int32_t)window));
         run_prefill(&c, q, (uint32_t)len, parts, 8, 0, &one, 1, window);
     }
-    (void)snprintf(name, sizeof name, "prefill, window %u: chunked = whole", window);
+    (void)snprintf(name, sizeof name, "prefill x %u, window %u: chunked = whole", dim, window);
     (void)gpu_same_bits(name, whole, parts, elems * 2);
     if (window == 0) {
         run_prefill(&c, q, (uint32_t)len, parts, 8, 0, &all, 1, window);
@@ -476,17 +476,20 @@ void gpu_check_prefill(void)
     const struct tk_chunk b[] = {
         {0, 1, 0, 0}, {1, 300, 0, 1}, {301, 128, 128, 2}, {429, 77, 1000, 3}, {506, 513, 37, 4}};
     const struct tk_chunk d[] = {{0, 2048, 0, 0}};
-    check_prefill_batch(4, 1, a, 1, 0);
-    check_prefill_batch(32, 8, b, 5, 0);
-    check_prefill_batch(7, 7, b, 5, 0);
-    check_prefill_batch(32, 8, d, 1, 0);
-    check_chunked_equals_whole(0);
-    check_prefill_batch(4, 1, a, 1, 1);
-    check_prefill_batch(32, 8, b, 5, 30);
-    check_prefill_batch(7, 7, b, 5, 333);
-    check_prefill_batch(32, 8, d, 1, 640);
-    check_chunked_equals_whole(77);
-    check_chunked_equals_whole(400);
+    for (uint32_t dim = 64; dim <= 128; dim += 64) {
+        check_prefill_batch(4, 1, dim, a, 1, 0);
+        check_prefill_batch(32, 8, dim, b, 5, 0);
+        check_prefill_batch(7, 7, dim, b, 5, 0);
+        check_prefill_batch(14, 2, dim, b, 5, 0);
+        check_prefill_batch(32, 8, dim, d, 1, 0);
+        check_chunked_equals_whole(dim, 0);
+        check_prefill_batch(4, 1, dim, a, 1, 1);
+        check_prefill_batch(32, 8, dim, b, 5, 30);
+        check_prefill_batch(7, 7, dim, b, 5, 333);
+        check_prefill_batch(32, 8, dim, d, 1, 640);
+        check_chunked_equals_whole(dim, 77);
+        check_chunked_equals_whole(dim, 400);
+    }
 }
 
 /* Small enough for compute-sanitizer's racecheck. */
@@ -498,5 +501,6 @@ void gpu_check_race(void)
     check_store(3, 256, 1024, false);
     check_residual(33, 256, 2048);
     check_swiglu(9, 512, 1024, 8);
-    check_prefill_batch(2, 1, chunks, 2, 0);
+    check_prefill_batch(2, 1, 128, chunks, 2, 0);
+    check_prefill_batch(2, 1, 64, chunks, 2, 0);
 }

@@ -1,9 +1,12 @@
 /* gpu-bench: checks and times the CUDA operations on the device of this machine.
- * gpu-bench PART...   parts as listed below; exit status 1 when a check failed. */
+ * gpu-bench [--sm_80] PART...   parts as listed below; exit status 1 when a check failed. --sm_80: with the kernels for
+ * every device from compute capability 8.0 on, on a Hopper GPU too. */
 #include <stdio.h>
 #include <string.h>
 
 #include "tests/bench/gpu/gpu_cases.h"
+
+enum tk_path gpu_path;
 
 static const struct part {
     const char *name;
@@ -26,7 +29,9 @@ static const struct part {
 
 int main(int argc, char **argv)
 {
-    for (int i = 1; i < argc; i++) {
+    const bool plain = argc > 1 && strcmp(argv[1], "--sm_80") == 0;
+    TK(tk_path_set(plain ? TK_PATH_SM80 : TK_PATH_AUTO, &gpu_path));
+    for (int i = plain ? 2 : 1; i < argc; i++) {
         bool found = false;
         for (size_t p = 0; p < sizeof parts / sizeof parts[0]; p++) {
             if (strcmp(argv[i], parts[p].name) == 0) {

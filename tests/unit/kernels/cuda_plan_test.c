@@ -128,9 +128,37 @@ static void slices_hold_header_and_body_and_stay_aligned(void **state)
     assert_int_equal(tk_kv_slice_bytes(3, 64, 16) % 128, 0);
 }
 
+static void only_hopper_runs_hopper_kernels(void **state)
+{
+    static const struct {
+        uint32_t major, minor;
+        enum tk_path wanted;
+        td_err err;
+        enum tk_path used;
+    } rows[] = {
+        {9, 0, TK_PATH_AUTO, TD_OK, TK_PATH_SM90A},
+        {9, 0, TK_PATH_SM80, TD_OK, TK_PATH_SM80},
+        {9, 0, TK_PATH_SM90A, TD_OK, TK_PATH_SM90A},
+        {8, 0, TK_PATH_AUTO, TD_OK, TK_PATH_SM80},
+        {8, 9, TK_PATH_SM80, TD_OK, TK_PATH_SM80},
+        {10, 0, TK_PATH_AUTO, TD_OK, TK_PATH_SM80}, /* sm_90a is not 9.0 "and later" */
+        {10, 0, TK_PATH_SM90A, TD_ERR_UNSUPPORTED, TK_PATH_AUTO},
+        {8, 0, TK_PATH_SM90A, TD_ERR_UNSUPPORTED, TK_PATH_AUTO},
+        {7, 5, TK_PATH_AUTO, TD_ERR_UNSUPPORTED, TK_PATH_AUTO},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        enum tk_path used = TK_PATH_AUTO;
+        assert_int_equal(tk_path_for(rows[i].major, rows[i].minor, rows[i].wanted, &used),
+                         rows[i].err);
+        assert_int_equal(used, rows[i].used);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(only_hopper_runs_hopper_kernels),
         cmocka_unit_test(plan_lists_chunks_sequence_by_sequence),
         cmocka_unit_test(plan_of_one_sequence_does_not_depend_on_its_neighbours),
         cmocka_unit_test(long_sequences_take_chunks_of_twice_the_tokens),
