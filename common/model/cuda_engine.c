@@ -23,7 +23,8 @@
 #define SPINS        200000 /* pauses, some ms, before a thread sleeps: a step is not late for a wake-up */
 #define SPIN_CORES   8 /* with fewer the pauses would be somebody's work */
 #define NUMERICS     "cuda-bf16-v1"
-#define NUMERICS_DET "cuda-bf16-v1-det"
+#define NUMERICS_SM80                                                                              \
+    "cuda-sm80-bf16-v1" /* and the device's capability: the library's products differ */
 
 static struct td__cu *of(const struct td_engine *base)
 {
@@ -436,7 +437,8 @@ static void describe_shape(struct td__cu *e, const struct td_cuda_engine_params 
     const uint32_t len = e->info.max_model_len;
     const uint32_t per_seq = (len + TK_CHUNK_TOK - 1) / TK_CHUNK_TOK;
     c->deterministic = p->deterministic;
-    c->decode_only = e->dim != 128;
+    /* The sm_80 prefill kernel would serve heads of 64 on Hopper too; the decode kernel stays until both are measured. */
+    c->decode_only = e->dim != 128 && e->path == TK_PATH_SM90A;
     c->blocks_per_seq = (len + TK_BLOCK_TOK - 1) / TK_BLOCK_TOK;
     c->max_entries = per_seq * TK_MAX_ROWS < 8192 ? per_seq * TK_MAX_ROWS : 8192;
     c->max_entries = c->max_entries > per_seq ? c->max_entries : per_seq;
@@ -469,7 +471,7 @@ static void describe(struct td__cu *e, const struct td_cuda_engine_params *p)
     i->max_rows = p->max_rows;
     i->max_tokens = p->max_tokens;
     i->max_slots = p->max_slots;
-    i->numerics = p->deterministic ? NUMERICS_DET : NUMERICS;
+    i->numerics = e->numerics;
     i->numerics_id = td_numerics_id(i->numerics);
     memcpy(i->model_id, e->model->id, sizeof i->model_id);
     const uint32_t slice = (uint32_t)tk_kv_slice_bytes(e->n_kv, e->dim, 0);
@@ -493,6 +495,7 @@ static td_err check_params(const struct td_cuda_engine_params *p)
         bool ok;
     } checks[] = {
         {"device", p->device >= 0},
+        {"kernels", p->kernels <= TD_CUDA_KERNELS_SM90A},
         {"memory_utilization", p->memory_utilization > 0 && p->memory_utilization <= 1},
         {"max_rows", p->max_rows >= 1 && p->max_rows <= MAX_ROWS},
         {"max_tokens", p->max_tokens >= p->max_rows && p->max_tokens <= MAX_TOKENS},
@@ -507,21 +510,39 @@ static td_err check_params(const struct td_cuda_engine_params *p)
     return TD_OK;
 }
 
-static td_err open_device(struct td__cu *e)
+static void name_numerics(struct td__cu *e, const struct tk_device_facts *f, bool deterministic)
 {
+    const char *det = deterministic ? "-det" : "";
+    if (e->path == TK_PATH_SM90A) {
+        (void)snprintf(e->numerics, sizeof e->numerics, NUMERICS "%s", det);
+    } else {
+        (void)snprintf(e->numerics, sizeof e->numerics, NUMERICS_SM80 "-cc%u%u%s", f->major,
+                       f->minor, det);
+    }
+}
+
+static td_err open_device(struct td__cu *e, const struct td_cuda_engine_params *p)
+{
+    static const enum tk_path paths[] = {TK_PATH_AUTO, TK_PATH_SM80, TK_PATH_SM90A};
     struct tk_device_facts f;
     td_err err = tk_device_open(e->device, &f);
     if (err != TD_OK) {
         return td__cu_said(
             err, "open the device (nvidia-smi shows driver and GPUs; --device, --backend)");
     }
-    if (f.major != 9) {
-        TD_LOG(ERROR, "this build's kernels need a Hopper GPU (compute capability 9.0)",
-               "device=\"%s\" capability=%u.%u", f.name, f.major, f.minor);
-        return TD_ERR_UNSUPPORTED;
+    err = tk_path_set(paths[p->kernels], &e->path);
+    if (err == TD_ERR_UNSUPPORTED) {
+        TD_LOG(ERROR, "these kernels do not run on this GPU",
+               "device=\"%s\" capability=%u.%u need=\"8.0 or later; sm_90a: exactly 9.0\"", f.name,
+               f.major, f.minor);
     }
-    TD_LOG(INFO, "accelerator", "device=%d name=\"%s\" bytes=%" PRIu64 " free=%" PRIu64, e->device,
-           f.name, f.total_bytes, f.free_bytes);
+    TD_TRY(err);
+    const bool hopper = e->path == TK_PATH_SM90A;
+    name_numerics(e, &f, p->deterministic);
+    TD_LOG(INFO, "accelerator",
+           "device=%d name=\"%s\" capability=%u.%u kernels=%s bytes=%" PRIu64 " free=%" PRIu64,
+           e->device, f.name, f.major, f.minor, hopper ? "sm_90a" : "sm_80", f.total_bytes,
+           f.free_bytes);
     return TD_OK;
 }
 
@@ -647,14 +668,14 @@ td_err td_cuda_engine_create(const struct td_model *model, const struct td_cuda_
     e->device = p->device;
     e->q.event_fd = e->q.layer_fd = -1;
     e->spins = sysconf(_SC_NPROCESSORS_ONLN) >= SPIN_CORES ? SPINS : 0;
-    describe(e, p);
     TD_TRY(td__cu_check_model(model));
+    TD_TRY(open_device(e, p));
+    describe(e, p);
     TD_TRY(td_steps_init(&e->q, &e->info));
     e->layers = td_zalloc_aligned(64, e->info.n_layers * sizeof *e->layers);
     if (e->layers == NULL) {
         return TD_ERR_NO_MEMORY;
     }
-    TD_TRY(open_device(e));
     td_err err = build(e, p);
     if (err != TD_OK) {
         return td__cu_said(err, "make the engine");

@@ -81,7 +81,7 @@ struct td__cu_host {
 /* What planning must know. */
 struct td__cu_shape {
     bool deterministic;
-    bool decode_only;     /* chunks go through the decode attention kernel (head_dim 64) */
+    bool decode_only; /* chunks go through the decode attention kernel (head_dim 64 on Hopper) */
     uint32_t max_entries; /* of one decode attention launch */
     uint32_t blocks_per_seq;
     uint32_t max_rows, max_tokens, max_tiles, max_passes, max_samples, max_tables;
@@ -126,6 +126,8 @@ struct td__cu {
     struct td__cu_shape shape;
     struct td_steps q;
     int device;
+    enum tk_path path; /* which kernels */
+    char numerics[48];
     uint32_t embd; /* n_embd, zero-padded to what flat products take */
     uint32_t ffn, n_heads, n_kv, dim, group, q_width, qkv_width;
     uint32_t logits_stride; /* n_vocab, up to a multiple of 16 bytes */

@@ -39,8 +39,8 @@ td_err td_backend_create(const struct td_model *model, const struct td_backend_p
     if (p->backend == TD_BACKEND_CUDA) {
         return create_cuda(model, p, out_engine);
     }
-    if (p->cuda.deterministic || p->cuda.device != 0) {
-        TD_LOG(ERROR, "--deterministic and --device belong to the cuda backend",
+    if (p->cuda.deterministic || p->cuda.device != 0 || p->cuda.kernels != TD_CUDA_KERNELS_AUTO) {
+        TD_LOG(ERROR, "--deterministic, --device and --cuda-kernels belong to the cuda backend",
                "reason=\"the cpu backend is deterministic\"");
         return TD_ERR_CONFIG;
     }

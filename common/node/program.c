@@ -30,7 +30,7 @@ struct options {
     int64_t admin_port, port, grpc_port, front_admin_port, max_model_len, max_seqs, max_queue,
         batched_tokens, chunk, steps_in_flight, blocks, threads, device;
     double drain_s, hold_s, time_scale, budget_s, kv_memory_gib, gpu_share;
-    int role, isa, log_level, log_format, backend;
+    int role, isa, log_level, log_format, backend, cuda_kernels;
     bool trust_network, kv_checksum, grpc, vllm, deterministic;
 };
 
@@ -90,8 +90,11 @@ static const struct td_opt opts[] = {
         "0: 1 on processors, 2 on a GPU",
         steps_in_flight),
     OPT("backend", ENUM, "cpu", "", 0, 0, "cpu|cuda", BOOT,
-        "what computes: processors, or one Hopper GPU (with --role both)", backend),
+        "what computes: processors, or one NVIDIA GPU (with --role both)", backend),
     OPT("device", INT, "0", "", 0, 63, NULL, BOOT, "cuda: which GPU", device),
+    OPT("cuda-kernels", ENUM, "auto", "", 0, 0, "auto|sm_80|sm_90a", DEBUG,
+        "cuda: kernels for compute capability 8.0 and later, or with Hopper's instructions",
+        cuda_kernels),
     OPT("gpu-memory-utilization", DOUBLE, "0.9", "", 0.01, 1, NULL, BOOT,
         "cuda: share of the GPU's memory for weights, work and KV pool", gpu_share),
     OPT("deterministic", BOOL, "false", "", 0, 0, NULL, BOOT,
@@ -305,6 +308,7 @@ static td_err make_engine(struct app *a)
                 .max_slots = (uint32_t)a->o.max_seqs,
                 .max_model_len = (uint32_t)a->o.max_model_len},
         .cuda = {.device = (int)a->o.device,
+                 .kernels = (enum td_cuda_kernels)a->o.cuda_kernels, /* same order */
                  .deterministic = a->o.deterministic,
                  .memory_utilization = a->o.gpu_share,
                  .n_blocks = (uint32_t)a->o.blocks,

@@ -1,6 +1,7 @@
 /* engine-check: checks and times the CUDA engine (common/model/cuda_engine.h) on the device of this machine.
  *
- * engine-check PART...   exit status 1 when a check failed.
+ * engine-check [--sm_80] PART...   exit status 1 when a check failed. --sm_80: with the kernels for every device from
+ * compute capability 8.0 on, on a Hopper GPU too.
  *   check        tiny models with heads of 128 and 64, one with a padded width: logits against the float32 reference on the
  *                processors; the same ids alone and in a batch of 64, by other chunks, again, and resumed
  *   small        every kind of pass on tiny models, for compute-sanitizer
@@ -24,6 +25,7 @@
 enum { MAX_PROMPT = 900, GEN = 24, SEQS = 64, SAMPLES = 40 };
 
 static int failures;
+static enum td_cuda_kernels kernels;
 
 static void expect(const char *name, bool ok)
 {
@@ -34,7 +36,8 @@ static void expect(const char *name, bool ok)
 static struct td_engine *open_engine(const struct td_model *m, bool deterministic, uint32_t rows,
                                      uint32_t tokens, uint32_t len)
 {
-    const struct td_cuda_engine_params p = {.deterministic = deterministic,
+    const struct td_cuda_engine_params p = {.kernels = kernels,
+                                            .deterministic = deterministic,
                                             .memory_utilization = 0.9,
                                             .max_rows = rows,
                                             .max_tokens = tokens,
@@ -545,6 +548,11 @@ int main(int argc, char **argv)
         void (*run)(void);
     } parts[] = {{"check", check_all}, {"small", run_small},       {"one", bench_one},
                  {"step", bench_step}, {"prefill", bench_prefill}, {"mixed", bench_mixed}};
+    if (argc > 1 && strcmp(argv[1], "--sm_80") == 0) {
+        kernels = TD_CUDA_KERNELS_SM80;
+        argc--;
+        argv++;
+    }
     if (argc == 5 && strcmp(argv[1], "logits") == 0) {
         dump_logits(argv[2], argv[3], argv[4]);
         return 0;

@@ -2,6 +2,8 @@
 
     python3 tests/bench/gpu/hf_check.py ENGINE_CHECK TANDEMCTL [SHAPE ...]     (needs torch with a GPU, transformers)
 
+ENGINE_CHECK may bring an option: "build/tests/bench/gpu/engine-check --sm_80".
+
 For each shape: 64 greedy ids behind a prompt by decode steps, then every token's logits by one chunk, and the same by
 transformers in bf16 and in float32, the oracle. Ours must be as near to the oracle as theirs in bf16, and each greedy id
 as good as the oracle's best, given what stands before it, up to that rounding. Prints one JSON line each; exits 1 on a miss.
@@ -36,7 +38,7 @@ def distance(a, b):
 def ours(program, what, folder, ids, dtype):
     name = os.path.join(tempfile.mkdtemp(), "x")
     np.array(ids, dtype=np.int32).tofile(name + ".in")
-    subprocess.run([program, what, folder, name + ".in", name + ".out"], check=True, stderr=subprocess.PIPE)
+    subprocess.run([*program.split(), what, folder, name + ".in", name + ".out"], check=True, stderr=subprocess.PIPE)
     return np.fromfile(name + ".out", dtype=dtype)
 
 

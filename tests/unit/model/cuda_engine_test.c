@@ -409,6 +409,50 @@ static void what_the_device_cannot_compute_is_refused_with_a_reason(void **state
     eu_model_close(&m);
 }
 
+/* Numerics and refusal for a device of this capability; the reference device computes the same either way. */
+static void expect_kernels(uint32_t major, uint32_t minor, enum td_cuda_kernels wanted,
+                           const char *numerics)
+{
+    struct eu_model m = open_shape(512, 8, 4, 0, "bf16"); /* head_dim 64 */
+    struct td_cuda_engine_params p = params(false);
+    struct td_engine *e = NULL;
+    char text[4096];
+    p.kernels = wanted;
+    tk_ref_set_capability(major, minor);
+    FILE *log = catch_log();
+    td_err err = td_cuda_engine_create(m.m, &p, &e);
+    caught_log(log, text, sizeof text);
+    tk_ref_set_capability(9, 0);
+    assert_int_equal(err, numerics != NULL ? TD_OK : TD_ERR_UNSUPPORTED);
+    if (numerics != NULL) {
+        assert_string_equal(e->ops->info(e)->numerics, numerics);
+        e->ops->destroy(e);
+    } else {
+        assert_non_null(strstr(text, "these kernels do not run on this GPU"));
+    }
+    eu_model_close(&m);
+}
+
+static void the_device_or_a_parameter_chooses_the_kernels(void **state)
+{
+    expect_kernels(9, 0, TD_CUDA_KERNELS_AUTO, "cuda-bf16-v1");
+    expect_kernels(9, 0, TD_CUDA_KERNELS_SM90A, "cuda-bf16-v1");
+    expect_kernels(9, 0, TD_CUDA_KERNELS_SM80, "cuda-sm80-bf16-v1-cc90");
+    expect_kernels(8, 6, TD_CUDA_KERNELS_AUTO, "cuda-sm80-bf16-v1-cc86");
+    expect_kernels(12, 0, TD_CUDA_KERNELS_AUTO, "cuda-sm80-bf16-v1-cc120");
+    expect_kernels(8, 0, TD_CUDA_KERNELS_SM90A, NULL);
+    expect_kernels(7, 5, TD_CUDA_KERNELS_AUTO, NULL);
+}
+
+/* Heads of 64 compute chunks through the prefill kernel there, not the decode kernel. */
+static void heads_of_64_take_the_prefill_kernel_without_hopper(void **state)
+{
+    tk_ref_set_capability(8, 0);
+    check_model(open_shape(512, 8, 4, 0, "bf16"), "bf16, sm_80", 90, 64);
+    check_model(open_shape(512, 8, 4, 37, "bf16"), "bf16, sm_80, window 37", 90, 40);
+    tk_ref_set_capability(9, 0);
+}
+
 static void the_pool_takes_what_the_share_of_memory_leaves(void **state)
 {
     struct eu_model m = open_model(4, "bf16");
@@ -465,6 +509,8 @@ int main(void)
         cmocka_unit_test(a_slot_without_a_token_fails_the_row_that_wants_it),
         cmocka_unit_test(layers_are_told_one_by_one),
         cmocka_unit_test(what_the_device_cannot_compute_is_refused_with_a_reason),
+        cmocka_unit_test(the_device_or_a_parameter_chooses_the_kernels),
+        cmocka_unit_test(heads_of_64_take_the_prefill_kernel_without_hopper),
         cmocka_unit_test(the_pool_takes_what_the_share_of_memory_leaves),
         cmocka_unit_test(each_failure_while_it_is_made_is_an_error),
     };
