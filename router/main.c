@@ -18,7 +18,8 @@
 
 struct options {
     char *model, *chat_template, *host, *admin_host, *api_key_file, *cluster_key_file, *name,
-        *port_file, *tls_cert, *tls_key, *tls_client_ca;
+        *port_file, *tls_cert, *tls_key, *tls_client_ca, *admin_tls_cert, *admin_tls_key,
+        *admin_tls_client_ca;
     struct td_str_list served_names, nodes;
     int64_t port, admin_port, grpc_port, max_model_len, max_requests, queue_size, queue_bytes,
         node_queue, max_body, planned_prefill, planned_decode;
@@ -73,6 +74,16 @@ static const struct td_opt opts[] = {
     OPT("tls-client-ca", STRING, "", "path", 0, 0, NULL, BOOT,
         "PEM certificates that clients' certificates must come from; empty: clients show none",
         tls_client_ca),
+    OPT("admin-tls-cert", STRING, "", "path", 0, 0, NULL, BOOT,
+        "PEM certificate chain for the admin port, HTTP and gRPC; renewed files are noticed, or "
+        "SIGHUP",
+        admin_tls_cert),
+    OPT("admin-tls-key", STRING, "", "path", 0, 0, NULL, BOOT,
+        "PEM key of --admin-tls-cert, no password", admin_tls_key),
+    OPT("admin-tls-client-ca", STRING, "", "path", 0, 0, NULL, BOOT,
+        "PEM certificates that operators' certificates must come from; probes and the version need "
+        "none; empty: nobody needs one",
+        admin_tls_client_ca),
     OPT("max-concurrent-requests", INT, "4096", "", 1, RT_MAX_REQUESTS, NULL, BOOT,
         "requests known at once, waiting ones included", max_requests),
     OPT("queue-size", INT, "1024", "", 0, 60000, NULL, BOOT,
@@ -213,6 +224,7 @@ static td_err make_shell(struct app *a, const struct td_link_key *keys, uint32_t
         .tls_cert = o->tls_cert,
         .tls_key = o->tls_key,
         .tls_client_ca = o->tls_client_ca,
+        .admin_tls = {o->admin_tls_cert, o->admin_tls_key, o->admin_tls_client_ca},
         .api_key_file = o->api_key_file,
         .node_urls = (const char *const *)o->nodes.items,
         .n_node_urls = o->nodes.count,

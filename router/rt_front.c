@@ -21,6 +21,7 @@ static td_err front_create(const struct td_front_params *f, void **out_front)
                                 .tls_cert = f->tls_cert,
                                 .tls_key = f->tls_key,
                                 .tls_client_ca = f->tls_client_ca,
+                                .admin_tls = f->admin_tls,
                                 .api_key_file = f->api_key_file,
                                 .node_urls = &f->node_url,
                                 .n_node_urls = 1,

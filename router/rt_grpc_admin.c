@@ -339,9 +339,9 @@ td_err rt__grpc_admin_create(struct rt_shell *s, struct rt_grpc_admin **out_admi
     }
     a->shell = s;
     a->arena = td_arena_create(ARENA_BYTES);
-    td_err err = a->arena != NULL
-                     ? td_grpc_admin_create(s->p.loop, s->admin, rt__health, s, &a->grpc)
-                     : TD_ERR_NO_MEMORY;
+    td_err err = a->arena != NULL ? td_grpc_admin_create(s->p.loop, s->admin, s->admin_tls,
+                                                         rt__health, s, &a->grpc)
+                                  : TD_ERR_NO_MEMORY;
     if (err != TD_OK) {
         rt__grpc_admin_destroy(a);
         return err;

@@ -185,30 +185,31 @@ static void h_metrics(struct rt_call *c)
 static const struct route {
     const char *method, *path; /* a path that ends in '/' is a prefix */
     unsigned ports;
-    bool open; /* no key needed */
+    bool open;  /* no key needed */
+    bool probe; /* no certificate needed on the admin port */
     void (*handle)(struct rt_call *c);
 } routes[] = {
-    {"POST", "/v1/chat/completions", PUBLIC, false, h_chat},
-    {"POST", "/v1/completions", PUBLIC, false, h_completions},
-    {"GET", "/v1/models", PUBLIC, false, h_models},
-    {"GET", "/v1/models/", PUBLIC, false, h_model},
-    {"GET", "/health", BOTH, true, h_health},
-    {"GET", "/v1/health", BOTH, true, h_health},
-    {"GET", "/readyz", BOTH, true, h_health},
-    {"GET", "/readiness", BOTH, true, h_health},
-    {"GET", "/livez", BOTH, true, h_alive},
-    {"GET", "/liveness", BOTH, true, h_alive},
-    {"GET", "/startupz", BOTH, true, h_alive},
-    {"GET", "/version", BOTH, true, h_version},
-    {"GET", "/metrics", BOTH, false, h_metrics},
-    {"GET", "/nodes", ADMIN, true, rt__admin_nodes},
-    {"GET", "/requests", ADMIN, true, rt__admin_requests},
-    {"GET", "/debug/request/", ADMIN, true, rt__admin_request},
-    {"GET", "/live", ADMIN, true, rt__admin_live},
-    {"GET", "/", ADMIN, true, rt__admin_page},
-    {"GET", "/ui", ADMIN, true, rt__admin_page},
-    {"POST", "/drain", ADMIN, true, rt__admin_drain},
-    {"POST", "/probe", ADMIN, true, rt__admin_probe},
+    {"POST", "/v1/chat/completions", PUBLIC, false, false, h_chat},
+    {"POST", "/v1/completions", PUBLIC, false, false, h_completions},
+    {"GET", "/v1/models", PUBLIC, false, false, h_models},
+    {"GET", "/v1/models/", PUBLIC, false, false, h_model},
+    {"GET", "/health", BOTH, true, true, h_health},
+    {"GET", "/v1/health", BOTH, true, true, h_health},
+    {"GET", "/readyz", BOTH, true, true, h_health},
+    {"GET", "/readiness", BOTH, true, true, h_health},
+    {"GET", "/livez", BOTH, true, true, h_alive},
+    {"GET", "/liveness", BOTH, true, true, h_alive},
+    {"GET", "/startupz", BOTH, true, true, h_alive},
+    {"GET", "/version", BOTH, true, true, h_version},
+    {"GET", "/metrics", BOTH, false, false, h_metrics},
+    {"GET", "/nodes", ADMIN, true, false, rt__admin_nodes},
+    {"GET", "/requests", ADMIN, true, false, rt__admin_requests},
+    {"GET", "/debug/request/", ADMIN, true, false, rt__admin_request},
+    {"GET", "/live", ADMIN, true, false, rt__admin_live},
+    {"GET", "/", ADMIN, true, false, rt__admin_page},
+    {"GET", "/ui", ADMIN, true, false, rt__admin_page},
+    {"POST", "/drain", ADMIN, true, false, rt__admin_drain},
+    {"POST", "/probe", ADMIN, true, false, rt__admin_probe},
 };
 
 static bool path_matches(const char *pattern, const char *path)
@@ -249,6 +250,11 @@ static void serve(struct rt_shell *s, struct td_http_exchange *x, unsigned port)
     td_err err = TD_OK;
     if (port == PUBLIC && (route == NULL || !route->open)) {
         err = td_api_keys_check(s->keys, td_http_header_get(c.r, "authorization"), &c.key);
+    }
+    if (port == ADMIN && (route == NULL || !route->probe) &&
+        !td_tls_lets_in(s->admin_tls, td_http_exchange_verified(x))) {
+        rt__refuse(&c, TD_ERR_FORBIDDEN, TD_TLS_SHOW_ONE, NULL, 1);
+        return;
     }
     if (err == TD_OK && route == NULL) {
         err = known ? TD_ERR_METHOD : TD_ERR_NOT_FOUND;

@@ -16,7 +16,6 @@
 #include "router/rt_shell_int.h"
 
 #define SWEEP_US      1000000
-#define TLS_POLL_US   1000000
 #define ARENA_BYTES   (64u << 20)
 #define CLOSE_WAIT_US 10000000
 
@@ -324,21 +323,18 @@ static td_err make_tls(struct rt_shell *s)
                               .cert = s->p.tls_cert,
                               .key = s->p.tls_key,
                               .client_ca = s->p.tls_client_ca,
-                              .poll_us = TLS_POLL_US};
-    bool cert = p.cert != NULL && p.cert[0] != 0, key = p.key != NULL && p.key[0] != 0;
-    bool ca = p.client_ca != NULL && p.client_ca[0] != 0;
-    if (cert != key || (ca && !cert)) {
-        TD_LOG(ERROR, "TLS needs both files",
-               "need=\"--tls-cert and --tls-key; --tls-client-ca only with them\"");
-        return TD_ERR_CONFIG;
-    }
-    return cert ? td_tls_create(&p, &s->tls) : TD_OK;
+                              .poll_us = TD_TLS_POLL_US};
+    TD_TRY(td_tls_create_named(&p, &s->tls));
+    return td_tls_create_admin(s->p.loop, &s->p.admin_tls, &s->admin_tls);
 }
 
 void rt_shell_reload_tls(struct rt_shell *s)
 {
-    if (s->tls != NULL) {
-        TD_IGNORE(td_tls_reload(s->tls)); /* logged there; the old ones stay */
+    struct td_tls *const all[] = {s->tls, s->admin_tls};
+    for (size_t i = 0; i < TD_COUNT(all); i++) {
+        if (all[i] != NULL) {
+            TD_IGNORE(td_tls_reload(all[i])); /* logged there; the old ones stay */
+        }
     }
 }
 
@@ -355,7 +351,8 @@ static td_err make_http(struct rt_shell *s)
     p.arg = s;
     p.error_body = td_http_error_body;
     TD_TRY(td_http_server_create(&p, &s->http));
-    p.tls = NULL; /* operators' port: loopback, or a network of its own */
+    p.tls = s->admin_tls;
+    p.alpn = TD_ALPN_BOTH;
     p.host = s->p.admin_host;
     p.port = s->p.admin_port;
     p.handler = rt__http_admin;
@@ -462,6 +459,7 @@ struct rt_shell *rt_shell_destroy(struct rt_shell *s)
     td_http_server_destroy(s->http);
     td_http_server_destroy(s->admin);
     td_tls_destroy(s->tls);
+    td_tls_destroy(s->admin_tls);
     td_link_nng_destroy(s->links);
     rt_worker_destroy(s->worker);
     rt__clients_destroy(s);

@@ -17,6 +17,7 @@
 #include "common/io/link_session.h"
 #include "common/io/loop.h"
 #include "common/io/otlp.h"
+#include "common/io/tls.h"
 #include "router/rt_place.h"
 
 struct rt_shell_params {
@@ -29,6 +30,7 @@ struct rt_shell_params {
     const char *host, *admin_host;
     uint16_t port, admin_port, grpc_port;
     const char *tls_cert, *tls_key, *tls_client_ca; /* NULL or "": cleartext; of the public ports */
+    struct td_tls_files admin_tls;                  /* of the admin port */
     bool grpc;                                      /* listen for gRPC on host:grpc_port */
     const char *api_key_file;
     const char *const *node_urls; /* tcp://host:port of nodes' control ports */

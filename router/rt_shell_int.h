@@ -56,7 +56,7 @@ struct rt_shell {
     struct td_http_server *http, *admin;
     struct rt_grpc *grpc;
     struct rt_grpc_admin *grpc_admin; /* on the admin port */
-    struct td_tls *tls;               /* NULL: cleartext */
+    struct td_tls *tls, *admin_tls;   /* NULL: cleartext */
     struct td_timer *core_timer, *sweep_timer;
     struct rt_metrics *metrics;
     struct rt_history *history;

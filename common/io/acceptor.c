@@ -105,6 +105,13 @@ void td_acceptor_say_end(struct bufferevent *bev)
     (void)shutdown(bufferevent_getfd(bev), SHUT_WR);
 }
 
+bool td_acceptor_verified(struct bufferevent *bev)
+{
+    const SSL *ssl = bufferevent_openssl_get_ssl(bev);
+    return ssl != NULL && SSL_get0_peer_certificate(ssl) != NULL &&
+           SSL_get_verify_result(ssl) == X509_V_OK;
+}
+
 void td_acceptor_log_error(struct bufferevent *bev, const struct td_peer *who)
 {
     unsigned long code = bufferevent_get_openssl_error(bev);

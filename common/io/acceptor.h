@@ -51,6 +51,8 @@ void td_acceptor_join(struct td_acceptor *a, struct td_peer *who);
 void td_acceptor_left(struct td_acceptor *a, struct td_peer *who);
 /* Everything is said: tells the other end (TLS, then TCP), which may still read. */
 void td_acceptor_say_end(struct bufferevent *bev);
+/* The other end has shown a certificate, and the CA of clients has signed it. */
+bool td_acceptor_verified(struct bufferevent *bev);
 /* Logs why TLS failed, when that is why a connection ended. */
 void td_acceptor_log_error(struct bufferevent *bev, const struct td_peer *who);
 uint32_t td_acceptor_open(const struct td_acceptor *a);

@@ -10,10 +10,17 @@
 
 struct td_grpc_admin {
     struct td_http_server *http;     /* borrowed */
+    const struct td_tls *tls;        /* borrowed; NULL: cleartext */
     struct td_grpc_server *server;   /* owned */
     struct td_grpc_health *health;   /* owned */
     struct td_grpc_reflect *reflect; /* owned */
 };
+
+static td_err admit(void *arg, struct td_grpc_call *c)
+{
+    const struct td_grpc_admin *a = arg;
+    return td_tls_lets_in(a->tls, td_grpc_call_verified(c)) ? TD_OK : TD_ERR_FORBIDDEN;
+}
 
 static td_err make(struct td_grpc_admin *a, struct td_loop *loop, td_grpc_health_fn status,
                    void *arg)
@@ -25,20 +32,25 @@ static td_err make(struct td_grpc_admin *a, struct td_loop *loop, td_grpc_health
     p.h2.max_unsent = MAX_UNSENT;
     p.max_message = MAX_MESSAGE;
     p.max_buffered = MAX_BUFFERED;
+    p.admit = admit;
+    p.admit_text = TD_TLS_SHOW_ONE;
+    p.arg = a;
     TD_TRY(td_grpc_server_create(&p, &a->server));
     TD_TRY(td_grpc_health_create(loop, status, arg, &a->health));
     td_grpc_health_add(a->health, a->server);
-    return td_grpc_reflect_create(a->server, true, &a->reflect);
+    return td_grpc_reflect_create(a->server, false, &a->reflect);
 }
 
 td_err td_grpc_admin_create(struct td_loop *loop, struct td_http_server *http,
-                            td_grpc_health_fn status, void *arg, struct td_grpc_admin **out_admin)
+                            const struct td_tls *tls, td_grpc_health_fn status, void *arg,
+                            struct td_grpc_admin **out_admin)
 {
     struct td_grpc_admin *a = td_zalloc(1, sizeof *a);
     if (a == NULL) {
         return TD_ERR_NO_MEMORY;
     }
     a->http = http;
+    a->tls = tls;
     td_err err = make(a, loop, status, arg);
     if (err != TD_OK) {
         td_grpc_admin_destroy(a);

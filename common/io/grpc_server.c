@@ -244,7 +244,7 @@ static void on_request(void *arg, struct td_h2_stream *stream)
     bool asked = s->p.admit != NULL && (c->method == NULL || !c->method->open);
     td_err err = asked ? s->p.admit(s->p.arg, c) : TD_OK;
     if (err != TD_OK) {
-        td_grpc_fail(c, err, NULL, 1);
+        td_grpc_fail(c, err, s->p.admit_text, 1);
     } else if (c->method == NULL) {
         td_grpc_fail(c, TD_ERR_METHOD, "unknown method", 0);
     } else if (!set_deadline(c, r)) {
@@ -466,6 +466,11 @@ const char *td_grpc_call_service(const struct td_grpc_call *c)
 const char *td_grpc_call_method(const struct td_grpc_call *c)
 {
     return c->method != NULL ? c->method->name : "unknown";
+}
+
+bool td_grpc_call_verified(const struct td_grpc_call *c)
+{
+    return td_h2_stream_verified(c->stream);
 }
 
 int64_t td_grpc_call_deadline(const struct td_grpc_call *c)

@@ -39,6 +39,7 @@ struct td_grpc_server_params {
     size_t max_message, max_buffered;
     /* May the caller call this? Not asked for open methods. NULL: everybody may. */
     td_err (*admit)(void *arg, struct td_grpc_call *c);
+    const char *admit_text; /* what who may not is told; NULL: the error's text */
     void *arg;
 };
 
@@ -61,6 +62,8 @@ const char *td_grpc_server_service(const struct td_grpc_server *s, uint32_t i);
 
 /* ---- a call; none of these may be used after finish, fail or gone ---- */
 const struct td_http_request *td_grpc_call_request(const struct td_grpc_call *c);
+/* The client has shown a certificate that the CA of clients signed. */
+bool td_grpc_call_verified(const struct td_grpc_call *c);
 const char *td_grpc_call_peer(const struct td_grpc_call *c);
 /* Of the table that serves it; "unknown" when none does. */
 const char *td_grpc_call_service(const struct td_grpc_call *c);

@@ -972,6 +972,11 @@ const char *td_h2_stream_peer(const struct td_h2_stream *s)
     return s->conn->peer.name;
 }
 
+bool td_h2_stream_verified(const struct td_h2_stream *s)
+{
+    return td_acceptor_verified(s->conn->bev);
+}
+
 void td_h2_stream_set_user(struct td_h2_stream *s, void *user)
 {
     s->user = user;

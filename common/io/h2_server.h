@@ -82,6 +82,8 @@ void td_h2_server_stats(const struct td_h2_server *s, struct td_h2_server_stats 
 
 /* Only method, path and headers are set. */
 const struct td_http_request *td_h2_stream_request(const struct td_h2_stream *s);
+/* Its client has shown a certificate that the CA of clients signed. */
+bool td_h2_stream_verified(const struct td_h2_stream *s);
 const char *td_h2_stream_peer(const struct td_h2_stream *s);
 void td_h2_stream_set_user(struct td_h2_stream *s, void *user);
 void *td_h2_stream_user(const struct td_h2_stream *s);

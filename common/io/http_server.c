@@ -73,6 +73,7 @@ struct td_http_server {
 void td_http_server_defaults(struct td_http_server_params *p)
 {
     memset(p, 0, sizeof *p);
+    p->alpn = TD_ALPN_HTTP;
     p->limits = (struct td_http_limits){.max_head = 16u << 10, .max_body = 16u << 20};
     p->max_connections = 4096;
     p->max_per_address = 4096;
@@ -619,7 +620,7 @@ td_err td_http_server_create(const struct td_http_server_params *p,
                                     .host = p->host,
                                     .port = p->port,
                                     .tls = p->tls,
-                                    .alpn = TD_ALPN_HTTP,
+                                    .alpn = p->alpn,
                                     .max_connections = p->max_connections,
                                     .max_per_address = p->max_per_address,
                                     .take = take,
@@ -700,6 +701,11 @@ const struct td_http_request *td_http_exchange_request(const struct td_http_exch
 const char *td_http_exchange_peer(const struct td_http_exchange *x)
 {
     return x->peer.name;
+}
+
+bool td_http_exchange_verified(const struct td_http_exchange *x)
+{
+    return td_acceptor_verified(x->bev);
 }
 
 void td_http_exchange_on_gone(struct td_http_exchange *x, void (*fn)(void *arg), void *arg)

@@ -27,12 +27,14 @@ struct td_tls {
     struct stamp tried[N_FILES];    /* when last loaded, or tried */
     SSL_CTX *ctx;                   /* owned; sessions hold their own reference */
     struct td_timer *timer;         /* owned */
+    bool client_may_hide;
+    const char *prefix; /* static */
     int64_t poll_us, expires;
     uint64_t loads;
 };
 
 enum { CERT, KEY, CLIENT_CA };
-static const char *const options[N_FILES] = {"--tls-cert", "--tls-key", "--tls-client-ca"};
+static const char *const options[N_FILES] = {"cert", "key", "client-ca"};
 
 static void look(const struct td_tls *t, struct stamp out[N_FILES])
 {
@@ -54,8 +56,8 @@ static td_err complain(const struct td_tls *t, int file, const char *what)
 {
     unsigned long code = ERR_peek_last_error();
     const char *reason = code != 0 ? ERR_reason_error_string(code) : NULL;
-    TD_LOG(ERROR, "cannot use the TLS files", "option=%s path=%s what=\"%s\" openssl=\"%s\"",
-           options[file], t->paths[file], what, reason != NULL ? reason : "");
+    TD_LOG(ERROR, "cannot use the TLS files", "option=%s%s path=%s what=\"%s\" openssl=\"%s\"",
+           t->prefix, options[file], t->paths[file], what, reason != NULL ? reason : "");
     ERR_clear_error();
     return TD_ERR_CONFIG;
 }
@@ -68,8 +70,8 @@ static td_err check_readable(const struct td_tls *t, int file)
         (void)fclose(f);
         return TD_OK;
     }
-    TD_LOG(ERROR, "cannot read a TLS file", "option=%s path=%s errno=%d (%s)", options[file],
-           t->paths[file], errno, strerrordesc_np(errno));
+    TD_LOG(ERROR, "cannot read a TLS file", "option=%s%s path=%s errno=%d (%s)", t->prefix,
+           options[file], t->paths[file], errno, strerrordesc_np(errno));
     return TD_ERR_NO_FILE;
 }
 
@@ -111,7 +113,8 @@ static td_err load_client_ca(const struct td_tls *t, SSL_CTX *ctx)
         return complain(t, CLIENT_CA, "not PEM certificates");
     }
     SSL_CTX_set_client_CA_list(ctx, names);
-    SSL_CTX_set_verify(ctx, SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT, NULL);
+    SSL_CTX_set_verify(
+        ctx, SSL_VERIFY_PEER | (t->client_may_hide ? 0 : SSL_VERIFY_FAIL_IF_NO_PEER_CERT), NULL);
     return TD_OK;
 }
 
@@ -136,15 +139,15 @@ static td_err load_files(const struct td_tls *t, SSL_CTX *ctx, int64_t *out_expi
     return load_client_ca(t, ctx);
 }
 
-/* Picks the one protocol of this server; a client that offers none may stay. */
+/* Picks a protocol of this server, by its order; a client that offers none may stay. */
 static int choose_alpn(SSL *ssl, const unsigned char **out, unsigned char *out_len,
                        const unsigned char *in, unsigned in_len, void *arg)
 {
     (void)arg;
     const unsigned char *ours = SSL_get_app_data(ssl);
     unsigned char *chosen = NULL;
-    if (SSL_select_next_proto(&chosen, out_len, ours, ours[0] + 1u, in, in_len) !=
-        OPENSSL_NPN_NEGOTIATED) {
+    if (SSL_select_next_proto(&chosen, out_len, ours, (unsigned)strlen((const char *)ours), in,
+                              in_len) != OPENSSL_NPN_NEGOTIATED) {
         return SSL_TLSEXT_ERR_ALERT_FATAL;
     }
     *out = chosen;
@@ -204,6 +207,8 @@ td_err td_tls_create(const struct td_tls_params *p, struct td_tls **out_tls)
         (void)snprintf(t->paths[i], sizeof t->paths[i], "%s", paths[i] != NULL ? paths[i] : "");
     }
     t->poll_us = p->poll_us;
+    t->client_may_hide = p->client_may_hide;
+    t->prefix = p->prefix != NULL ? p->prefix : "--tls-";
     td_err err = td_timer_create(p->loop, "tls files", on_timer, t, &t->timer);
     err = err == TD_OK ? td_tls_reload(t) : err;
     if (err != TD_OK) {
@@ -213,6 +218,26 @@ td_err td_tls_create(const struct td_tls_params *p, struct td_tls **out_tls)
     td_timer_set(t->timer, td_now_us() + t->poll_us);
     *out_tls = t;
     return TD_OK;
+}
+
+static bool is_named(const char *path)
+{
+    return path != NULL && path[0] != 0;
+}
+
+td_err td_tls_create_named(const struct td_tls_params *p, struct td_tls **out_tls)
+{
+    const char *prefix = p->prefix != NULL ? p->prefix : "--tls-";
+    if (is_named(p->cert) != is_named(p->key) || (is_named(p->client_ca) && !is_named(p->cert))) {
+        TD_LOG(ERROR, "TLS needs both files",
+               "need=\"%scert and %skey; %sclient-ca only with them\"", prefix, prefix, prefix);
+        return TD_ERR_CONFIG;
+    }
+    if (!is_named(p->cert)) {
+        *out_tls = NULL;
+        return TD_OK;
+    }
+    return td_tls_create(p, out_tls);
 }
 
 struct td_tls *td_tls_destroy(struct td_tls *t)
@@ -232,6 +257,24 @@ struct ssl_st *td_tls_session(struct td_tls *t, const char *alpn)
         (void)SSL_set_app_data(ssl, (void *)(uintptr_t)alpn);
     }
     return ssl;
+}
+
+td_err td_tls_create_admin(struct td_loop *loop, const struct td_tls_files *files,
+                           struct td_tls **out_tls)
+{
+    const struct td_tls_params p = {.loop = loop,
+                                    .cert = files->cert,
+                                    .key = files->key,
+                                    .client_ca = files->client_ca,
+                                    .client_may_hide = true,
+                                    .prefix = "--admin-tls-",
+                                    .poll_us = TD_TLS_POLL_US};
+    return td_tls_create_named(&p, out_tls);
+}
+
+bool td_tls_lets_in(const struct td_tls *t, bool verified)
+{
+    return t == NULL || t->paths[CLIENT_CA][0] == 0 || verified;
 }
 
 int64_t td_tls_expires(const struct td_tls *t)

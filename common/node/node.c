@@ -259,18 +259,21 @@ static td_err make_xfer(struct td_node *n)
 static td_err make_admin(struct td_node *n)
 {
     struct td_http_server_params p;
+    TD_TRY(td_tls_create_admin(n->p.loop, &n->p.admin_tls, &n->admin_tls));
     td_http_server_defaults(&p);
     p.loop = n->p.loop;
     p.host = n->p.admin_host;
     p.port = n->p.admin_port;
     p.limits.max_body = 65536;
+    p.tls = n->admin_tls;
+    p.alpn = TD_ALPN_BOTH;
     p.max_connections = 256;
     p.max_per_address = 256;
     p.handler = nd__admin;
     p.arg = n;
     p.error_body = td_http_error_body;
     TD_TRY(td_http_server_create(&p, &n->admin));
-    return td_grpc_admin_create(n->p.loop, n->admin, nd__health, n, &n->grpc);
+    return td_grpc_admin_create(n->p.loop, n->admin, n->admin_tls, nd__health, n, &n->grpc);
 }
 
 static td_err make_all(struct td_node *n)
@@ -337,6 +340,7 @@ struct td_node *td_node_destroy(struct td_node *n)
     }
     td_grpc_admin_destroy(n->grpc);
     td_http_server_destroy(n->admin);
+    td_tls_destroy(n->admin_tls);
     td_link_nng_destroy(n->links);
     td_watch_destroy(n->xfer_watch);
     td_watch_destroy(n->engine_watch);
@@ -358,6 +362,13 @@ struct td_node *td_node_destroy(struct td_node *n)
 const char *td_node_control_url(const struct td_node *n)
 {
     return td_link_nng_listen_url(n->links, 0);
+}
+
+void td_node_reload_tls(struct td_node *n)
+{
+    if (n->admin_tls != NULL) {
+        TD_IGNORE(td_tls_reload(n->admin_tls)); /* logged there; the old ones stay */
+    }
 }
 
 uint16_t td_node_admin_port(const struct td_node *n)

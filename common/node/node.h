@@ -15,6 +15,7 @@
 #include "common/io/link_session.h"
 #include "common/io/loop.h"
 #include "common/io/otlp.h"
+#include "common/io/tls.h"
 #include "common/model/engine.h"
 #include "common/model/model.h"
 #include "common/node/core.h"
@@ -32,6 +33,7 @@ struct td_node_params {
     const char *control_url; /* tcp://host:port, port 0: a free one */
     const char *admin_host;
     uint16_t admin_port;
+    struct td_tls_files admin_tls;
     bool data_plane; /* false: no UCX (role both serving alone) */
     const char *kv_device, *kv_transports;
     uint32_t kv_port_first, kv_port_last;
@@ -52,6 +54,8 @@ struct td_node *td_node_destroy(struct td_node *n);
 /* Real addresses. */
 const char *td_node_control_url(const struct td_node *n);
 uint16_t td_node_admin_port(const struct td_node *n);
+/* Reads the admin port's TLS files again, for connections from now on; nothing without TLS. */
+void td_node_reload_tls(struct td_node *n);
 /* Admits nothing new; what runs goes on until the limit. */
 void td_node_drain(struct td_node *n, int64_t limit_us);
 /* True when no work is known any more and the routers have taken every word about it. */

@@ -89,28 +89,40 @@ static void h_waits(struct call *c)
 
 static const struct {
     const char *path;
+    bool probe; /* no certificate needed */
     void (*handle)(struct call *c);
 } routes[] = {
-    {"/health", h_ready},    {"/readyz", h_ready},    {"/readiness", h_ready},
-    {"/livez", h_alive},     {"/liveness", h_alive},  {"/startupz", h_alive},
-    {"/version", h_version}, {"/metrics", h_metrics}, {"/debug/waits", h_waits},
+    {"/health", true, h_ready},    {"/readyz", true, h_ready},     {"/readiness", true, h_ready},
+    {"/livez", true, h_alive},     {"/liveness", true, h_alive},   {"/startupz", true, h_alive},
+    {"/version", true, h_version}, {"/metrics", false, h_metrics}, {"/debug/waits", false, h_waits},
 };
+
+/* Index of the path, or TD_COUNT(routes). */
+static size_t find_route(const char *path)
+{
+    size_t i = 0;
+    while (i < TD_COUNT(routes) && strcmp(routes[i].path, path) != 0) {
+        i++;
+    }
+    return i;
+}
 
 void nd__admin(void *arg, struct td_http_exchange *x)
 {
     struct call c = {.n = arg, .x = x};
     const struct td_http_request *r = td_http_exchange_request(x);
-    for (size_t i = 0; i < TD_COUNT(routes); i++) {
-        if (strcmp(routes[i].path, r->path) == 0) {
-            if (strcmp(r->method, "GET") != 0 && strcmp(r->method, "HEAD") != 0) {
-                td_http_refuse(x, TD_ERR_METHOD, NULL, NULL, 1);
-                return;
-            }
-            routes[i].handle(&c);
-            return;
-        }
+    size_t i = find_route(r->path);
+    bool known = i < TD_COUNT(routes);
+    if (!(known && routes[i].probe) &&
+        !td_tls_lets_in(c.n->admin_tls, td_http_exchange_verified(x))) {
+        td_http_refuse(x, TD_ERR_FORBIDDEN, TD_TLS_SHOW_ONE, NULL, 1);
+    } else if (!known) {
+        td_http_refuse(x, TD_ERR_NOT_FOUND, NULL, NULL, 1);
+    } else if (strcmp(r->method, "GET") != 0 && strcmp(r->method, "HEAD") != 0) {
+        td_http_refuse(x, TD_ERR_METHOD, NULL, NULL, 1);
+    } else {
+        routes[i].handle(&c);
     }
-    td_http_refuse(x, TD_ERR_NOT_FOUND, NULL, NULL, 1);
 }
 
 /* The probes of gRPC say what those of HTTP say: a node without a router is ready too. */

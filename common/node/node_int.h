@@ -35,7 +35,8 @@ struct td_node {
     struct td_wire_rank rank;
     char admin_url[128];
     struct td_link_fit_at_node fit;
-    struct td_xfer *xfer; /* NULL without a data plane */
+    struct td_xfer *xfer;     /* NULL without a data plane */
+    struct td_tls *admin_tls; /* NULL: cleartext */
     struct td_http_server *admin;
     struct td_grpc_admin *grpc; /* on the admin port */
     struct td_timer *core_timer, *state_timer;

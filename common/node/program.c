@@ -26,7 +26,7 @@ struct options {
     char *otlp_endpoint;
     double trace_ratio;
     struct td_str_list served_names;
-    char *tls_cert, *tls_key, *tls_client_ca;
+    char *tls_cert, *tls_key, *tls_client_ca, *admin_tls_cert, *admin_tls_key, *admin_tls_client_ca;
     int64_t admin_port, port, grpc_port, front_admin_port, max_model_len, max_seqs, max_queue,
         batched_tokens, chunk, steps_in_flight, blocks, threads, device;
     double drain_s, hold_s, time_scale, budget_s, kv_memory_gib, gpu_share;
@@ -56,6 +56,16 @@ static const struct td_opt opts[] = {
         "where probes and Prometheus connect", admin_host),
     OPT("admin-port", INT, "8100", "", 0, 65535, NULL, BOOT,
         "probes and metrics; 0 picks a free one", admin_port),
+    OPT("admin-tls-cert", STRING, "", "path", 0, 0, NULL, BOOT,
+        "PEM certificate chain for the admin port (with --role both: both), HTTP and gRPC; renewed "
+        "files are noticed, or SIGHUP",
+        admin_tls_cert),
+    OPT("admin-tls-key", STRING, "", "path", 0, 0, NULL, BOOT,
+        "PEM key of --admin-tls-cert, no password", admin_tls_key),
+    OPT("admin-tls-client-ca", STRING, "", "path", 0, 0, NULL, BOOT,
+        "PEM certificates that operators' certificates must come from; probes and the version need "
+        "none; empty: nobody needs one",
+        admin_tls_client_ca),
     OPT("port-file", STRING, "", "path", 0, 0, NULL, BOOT,
         "writes 'control URL' and 'admin PORT' there when listening", port_file),
     OPT("kv-device", STRING, "lo", "", 0, 0, NULL, BOOT,
@@ -339,6 +349,11 @@ static td_err make_otlp(struct app *a)
     return a->trace.url[0] != 0 ? td_otlp_create(&p, &a->otlp) : TD_OK;
 }
 
+static struct td_tls_files admin_tls(const struct app *a)
+{
+    return (struct td_tls_files){a->o.admin_tls_cert, a->o.admin_tls_key, a->o.admin_tls_client_ca};
+}
+
 static td_err make_node(struct app *a)
 {
     struct td_node_params p = {
@@ -354,6 +369,7 @@ static td_err make_node(struct app *a)
         .control_url = a->role == TD_ROLE_BOTH ? "tcp://127.0.0.1:0" : a->o.listen,
         .admin_host = a->o.admin_host,
         .admin_port = (uint16_t)a->o.admin_port,
+        .admin_tls = admin_tls(a),
         .data_plane = a->role != TD_ROLE_BOTH,
         .kv_device = a->o.kv_device,
         .kv_transports = a->o.kv_transports,
@@ -397,6 +413,7 @@ static td_err make_front(struct app *a)
                                 .tls_cert = a->o.tls_cert,
                                 .tls_key = a->o.tls_key,
                                 .tls_client_ca = a->o.tls_client_ca,
+                                .admin_tls = admin_tls(a),
                                 .keys = a->keys,
                                 .n_keys = a->n_keys,
                                 .time_scale = a->o.time_scale,
@@ -434,6 +451,7 @@ static td_err write_ports(const struct app *a)
 static void on_hangup(void *arg)
 {
     struct app *a = arg;
+    td_node_reload_tls(a->node);
     if (a->front != NULL) {
         a->prog->front->reload_tls(a->front);
     }

@@ -13,6 +13,7 @@
 #include "common/io/link_session.h"
 #include "common/io/loop.h"
 #include "common/io/otlp.h"
+#include "common/io/tls.h"
 #include "common/node/core.h"
 
 struct td_front_params {
@@ -23,6 +24,7 @@ struct td_front_params {
     uint16_t port, admin_port, grpc_port;
     bool grpc;
     const char *tls_cert, *tls_key, *tls_client_ca;
+    struct td_tls_files admin_tls;
     const struct td_link_key *keys;
     uint32_t n_keys;
     double time_scale, budget_s;

@@ -37,7 +37,7 @@ static int setup(void **state)
     p.head_deadline_us = 200000;
     p.handler = handler;
     assert_int_equal(td_http_server_create(&p, &http), TD_OK);
-    assert_int_equal(td_grpc_admin_create(loop, http, status, NULL, &admin), TD_OK);
+    assert_int_equal(td_grpc_admin_create(loop, http, NULL, status, NULL, &admin), TD_OK);
     conn = h2_dial(loop, td_http_server_port(http));
     return 0;
 }

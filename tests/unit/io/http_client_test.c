@@ -8,8 +8,13 @@
 
 #include "tests/unit/check.h"
 
+#include "common/base/log.h"
 #include "common/base/mem.h"
 #include "common/io/http_client.h"
+#include "common/io/http_server.h"
+#include "common/io/tls.h"
+#include "common/io/tls_client.h"
+#include "tests/unit/io/cert_rig.h"
 
 #define SECOND 1000000ll
 
@@ -310,6 +315,126 @@ static void a_failed_allocation_is_an_error_and_leaks_nothing(void **state)
     td_http_client_answer_fini(&a);
 }
 
+/* ---- TLS, against our own server in a thread of its own ---- */
+
+static struct td_loop *loop;
+
+static void answer(void *arg, struct td_http_exchange *x)
+{
+    (void)arg;
+    const char *body = td_http_exchange_verified(x) ? "known" : "unknown";
+    td_http_respond(x, 200, NULL, 0, "text/plain", body, strlen(body));
+}
+
+static void *run_loop(void *arg)
+{
+    (void)arg;
+    td_loop_run(loop);
+    return NULL;
+}
+
+/* The answer's text, or why there is none. */
+static td_err ask_tls(uint16_t port, const struct td_tls_client_params *p, char text[256])
+{
+    char url[64];
+    struct td_tls_client *tls = NULL;
+    struct td_http_client_answer a;
+    assert_int_equal(td_tls_client_create(p, &tls, text, 256), TD_OK);
+    (void)snprintf(url, sizeof url, "https://127.0.0.1:%u/", (unsigned)port);
+    const struct td_http_client_request r = {
+        .url = url, .timeout_us = 20 * SECOND, .max_body = 100, .tls = tls};
+    td_err err = td_http_client_run(&r, &a, text, 256);
+    if (err == TD_OK) {
+        (void)snprintf(text, 256, "%s", (const char *)a.body.data);
+        td_http_client_answer_fini(&a);
+    }
+    td_tls_client_destroy(tls);
+    return err;
+}
+
+static void make_files(void)
+{
+    struct identity ca = cert_make("ca", NULL, -10, 3600);
+    struct identity server = cert_make("127.0.0.1", &ca, -10, 3600);
+    struct identity friend = cert_make("friend", &ca, -10, 3600);
+    struct identity stranger = cert_make("stranger", NULL, -10, 3600);
+    cert_folder_make();
+    cert_write("ca", NULL, ca.cert);
+    cert_write("cert", NULL, server.cert);
+    cert_write("key", server.key, NULL);
+    cert_write("friend-cert", NULL, friend.cert);
+    cert_write("friend-key", friend.key, NULL);
+    cert_write("stranger-cert", NULL, stranger.cert);
+    cert_write("stranger-key", stranger.key, NULL);
+    cert_drop(&ca);
+    cert_drop(&server);
+    cert_drop(&friend);
+    cert_drop(&stranger);
+}
+
+static void check_tls(uint16_t port)
+{
+    char text[256];
+    static const struct {
+        const char *ca, *cert, *key, *name, *text;
+        td_err err;
+    } rows[] = {
+        {"ca", NULL, NULL, NULL, "unknown", TD_OK},
+        {"ca", "friend-cert", "friend-key", NULL, "known", TD_OK},
+        {"ca", "stranger-cert", "stranger-key", NULL, "server", TD_ERR_PEER_AUTH},
+        {"stranger-cert", NULL, NULL, NULL, "not trusted", TD_ERR_PEER_AUTH},
+        {"ca", NULL, NULL, "other.example", "another name", TD_ERR_PEER_AUTH},
+    };
+    for (size_t i = 0; i < TD_COUNT(rows); i++) {
+        struct td_tls_client_params p = {.ca = cert_path(rows[i].ca), .server_name = rows[i].name};
+        if (rows[i].cert != NULL) {
+            p.cert = cert_path(rows[i].cert);
+            p.key = cert_path(rows[i].key);
+        }
+        td_err err = ask_tls(port, &p, text);
+        /* TLS 1.3: the refusal may be overtaken by the end of the connection. */
+        assert_true(err == rows[i].err || (i == 2 && err == TD_ERR_PEER_LOST));
+        assert_non_null(strstr(text, rows[i].text));
+    }
+}
+
+static void tls_checks_the_server_and_shows_who_asks(void **state)
+{
+    (void)state;
+    struct td_http_server *http = NULL;
+    struct td_tls *tls = NULL;
+    struct td_http_server_params p;
+    char text[256];
+    pthread_t thread;
+    td_log_set_level(TD_LOG_ERROR);
+    make_files();
+    const struct td_tls_files files = {cert_path("cert"), cert_path("key"), cert_path("ca")};
+    assert_int_equal(td_loop_create(&loop), TD_OK);
+    assert_int_equal(td_tls_create_admin(loop, &files, &tls), TD_OK);
+    td_http_server_defaults(&p);
+    p.loop = loop;
+    p.host = "127.0.0.1";
+    p.tls = tls;
+    p.alpn = TD_ALPN_BOTH;
+    p.handler = answer;
+    assert_int_equal(td_http_server_create(&p, &http), TD_OK);
+    assert_int_equal(pthread_create(&thread, NULL, run_loop, NULL), 0);
+    check_tls(td_http_server_port(http));
+    struct server plain = {.say = "HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n",
+                           .until = "\x16"};
+    start(&plain);
+    const struct td_tls_client_params none = {0};
+    assert_int_equal(ask_tls(plain.port, &none, text), TD_ERR_PEER_AUTH);
+    assert_non_null(strstr(text, "no TLS"));
+    stop(&plain);
+    td_loop_stop(loop);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    td_http_server_destroy(http);
+    td_tls_destroy(tls);
+    loop = td_loop_destroy(loop);
+    cert_folder_remove();
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -326,6 +451,7 @@ int main(void)
         cmocka_unit_test(silence_ends_at_the_deadline),
         cmocka_unit_test(a_port_without_a_listener_is_a_lost_peer_and_says_refused),
         cmocka_unit_test(what_is_not_a_plain_http_url_is_refused),
+        cmocka_unit_test(tls_checks_the_server_and_shows_who_asks),
         cmocka_unit_test(a_failed_allocation_is_an_error_and_leaks_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
