@@ -12,18 +12,6 @@
         }                                                                                          \
     } while (0)
 
-/* --router may lack its scheme and may end in a slash. */
-static bool make_url(const char *router, const char *path, char *out, size_t cap)
-{
-    size_t n = strlen(router);
-    while (n > 0 && router[n - 1] == '/') {
-        n--;
-    }
-    const char *scheme = strstr(router, "://") != NULL ? "" : "http://";
-    int len = snprintf(out, cap, "%s%.*s%s", scheme, (int)n, router, path);
-    return n > 0 && len > 0 && (size_t)len < cap;
-}
-
 static enum ctl_exit unreachable(const struct ctl_admin *a, td_err err, const char *why)
 {
     bool reached = err == TD_ERR_PROTOCOL || err == TD_ERR_TOO_LARGE || err == TD_ERR_NO_MEMORY;
@@ -46,19 +34,20 @@ enum ctl_exit ctl_admin_ask(const struct ctl_admin *a, const char *path, int *ou
     return ctl_admin_post(a, path, NULL, out_status, out_json);
 }
 
-enum ctl_exit ctl_admin_post(const struct ctl_admin *a, const char *path, const char *text,
-                             int *out_status, json_t **out_json)
+/* One question to the peer. */
+static enum ctl_exit ask(const struct ctl_admin *a, const struct ctl_peer *peer, const char *path,
+                         const char *text, int *out_status, json_t **out_json)
 {
     char url[TD_HTTP_CLIENT_MAX_URL], why[160] = "", wrong[256] = "";
     struct td_http_client_answer answer;
-    if (!make_url(a->router, path, url, sizeof url)) {
-        SAY(a, "--router '%.64s' is not a URL", a->router);
-        return CTL_USAGE;
-    }
-    struct td_http_client_body body = {.type = "application/json", .text = text};
-    int64_t timeout_us = (int64_t)(a->timeout_s * 1e6);
-    td_err err = td_http_client_post(url, text != NULL ? &body : NULL, timeout_us,
-                                     CTL_ADMIN_MAX_BODY, &answer, why, sizeof why);
+    const struct td_http_client_body body = {.type = "application/json", .text = text};
+    const struct td_http_client_request request = {.url = url,
+                                                   .body = text != NULL ? &body : NULL,
+                                                   .timeout_us = (int64_t)(a->timeout_s * 1e6),
+                                                   .max_body = CTL_ADMIN_MAX_BODY,
+                                                   .tls = peer->tls};
+    (void)snprintf(url, sizeof url, "%s%s", peer->url, path); /* a path of ours is short */
+    td_err err = td_http_client_run(&request, &answer, why, sizeof why);
     if (err != TD_OK) {
         return unreachable(a, err, why);
     }
@@ -71,6 +60,18 @@ enum ctl_exit ctl_admin_post(const struct ctl_admin *a, const char *path, const 
     *out_status = answer.status;
     td_http_client_answer_fini(&answer);
     return err == TD_OK ? CTL_OK : CTL_FAILED;
+}
+
+enum ctl_exit ctl_admin_post(const struct ctl_admin *a, const char *path, const char *text,
+                             int *out_status, json_t **out_json)
+{
+    struct ctl_peer peer;
+    enum ctl_exit status = ctl_peer_open("--router", a->router, &a->tls, a->quiet, &peer);
+    if (status == CTL_OK) {
+        status = ask(a, &peer, path, text, out_status, out_json);
+        ctl_peer_close(&peer);
+    }
+    return status;
 }
 
 const char *ctl_admin_message(const json_t *json)

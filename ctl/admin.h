@@ -10,6 +10,7 @@
 #include <jansson.h>
 
 #include "ctl/command.h"
+#include "ctl/peer.h"
 
 #define CTL_ADMIN_MAX_BODY (16u << 20)
 #define CTL_ADMIN_DEFAULT  "http://127.0.0.1:8001"
@@ -18,13 +19,15 @@
 struct ctl_admin {
     char *router;
     double timeout_s;
+    struct ctl_tls tls;
     bool quiet; /* says nothing: the status tells */
 };
 #define CTL_ADMIN_OPTS(field)                                                                      \
     CTL_OPT("router", STRING, CTL_ADMIN_DEFAULT, "url", 0, 0, NULL,                                \
             "admin port of a router (TANDEM_ROUTER)", field.router),                               \
         CTL_OPT("timeout", DOUBLE, "10", "s", 0.01, 600, NULL, "longest wait for an answer",       \
-                field.timeout_s)
+                field.timeout_s),                                                                  \
+        CTL_TLS_OPTS(field.tls)
 
 /* *out_json: a new reference, whatever the status; untouched on failure. */
 enum ctl_exit ctl_admin_ask(const struct ctl_admin *a, const char *path, int *out_status,

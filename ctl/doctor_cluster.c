@@ -137,8 +137,10 @@ void ctl_cluster_judge_clock(struct ctl_report *r, const char *node, int64_t off
 static void check_clock(struct ctl_report *r, const struct ctl_admin *ours, const json_t *node)
 {
     const char *name = ctl_field_text(node, "name", "?"), *url = ctl_field_text(node, "admin", "");
-    struct ctl_admin a = {
-        .router = (char *)(uintptr_t)url, .timeout_s = ours->timeout_s, .quiet = true};
+    struct ctl_admin a = {.router = (char *)(uintptr_t)url,
+                          .timeout_s = ours->timeout_s,
+                          .tls = ours->tls,
+                          .quiet = true};
     char check[96];
     int64_t theirs = 0;
     int http = 0;

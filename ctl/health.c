@@ -7,6 +7,7 @@
 #include "common/base/config.h"
 #include "common/base/mem.h"
 #include "common/io/grpc_client.h"
+#include "ctl/peer.h"
 #include "proto/grpc_std.h"
 
 #define ARENA_BYTES (1u << 20)
@@ -14,12 +15,14 @@
 struct options {
     char *service;
     double timeout_s;
+    struct ctl_tls tls;
 };
 
 static const struct td_opt opts[] = {
     CTL_OPT("service", STRING, "", "", 0, 0, NULL,
             "readiness (like none), liveness, prefill, decode", service),
     CTL_OPT("timeout", DOUBLE, "5", "s", 0.01, 3600, NULL, "for the answer", timeout_s),
+    CTL_TLS_OPTS(tls),
 };
 
 const struct td_program ctl_health_program = {
@@ -48,8 +51,8 @@ static enum ctl_exit show(const struct td_grpc_client_answer *a, struct td_arena
     return status == TD_HEALTH_SERVING && fflush(stdout) == 0 ? CTL_OK : CTL_FAILED;
 }
 
-static enum ctl_exit ask(const struct options *o, const char *address, struct td_arena *arena,
-                         struct td_buf *message)
+static enum ctl_exit ask(const struct options *o, const struct ctl_peer *peer,
+                         struct td_arena *arena, struct td_buf *message)
 {
     struct td_grpc_client_answer answer;
     char why[256];
@@ -57,14 +60,15 @@ static enum ctl_exit ask(const struct options *o, const char *address, struct td
         ctl_say("out of memory");
         return CTL_FAILED;
     }
-    const struct td_grpc_client_call call = {.address = address,
+    const struct td_grpc_client_call call = {.address = peer->address,
+                                             .tls = peer->tls,
                                              .path = "/grpc.health.v1.Health/Check",
                                              .message = message->data,
                                              .len = message->len,
                                              .timeout_us = (int64_t)(o->timeout_s * 1e6)};
     td_err err = td_grpc_client_run(&call, &answer, why, sizeof why);
     if (err != TD_OK) {
-        ctl_say("%s: %s", address, why);
+        ctl_say("%s: %s", peer->address, why);
         return err == TD_ERR_BAD_REQUEST ? CTL_USAGE : CTL_UNREACHABLE;
     }
     enum ctl_exit status = show(&answer, arena);
@@ -74,11 +78,18 @@ static enum ctl_exit ask(const struct options *o, const char *address, struct td
 
 enum ctl_exit ctl_health(const void *options, char *const *args)
 {
-    struct td_arena *arena = td_arena_create(ARENA_BYTES);
+    const struct options *o = options;
+    struct ctl_peer peer;
     struct td_buf message;
+    enum ctl_exit status = ctl_peer_open("the address", args[0], &o->tls, false, &peer);
+    if (status != CTL_OK) {
+        return status;
+    }
+    struct td_arena *arena = td_arena_create(ARENA_BYTES);
     td_buf_init(&message, 4096);
-    enum ctl_exit status = arena != NULL ? ask(options, args[0], arena, &message) : CTL_FAILED;
+    status = arena != NULL ? ask(o, &peer, arena, &message) : CTL_FAILED;
     td_buf_fini(&message);
     td_arena_destroy(arena);
+    ctl_peer_close(&peer);
     return status;
 }

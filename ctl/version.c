@@ -16,6 +16,7 @@ static const struct td_opt opts[] = {
             "admin port of a router (TANDEM_ROUTER)", admin.router),
     CTL_OPT("timeout", DOUBLE, "1", "s", 0.01, 600, NULL, "longest wait for its answer",
             admin.timeout_s),
+    CTL_TLS_OPTS(admin.tls),
     CTL_OPT("output", ENUM, "table", "", 0, 0, CTL_FORMATS, "or -o: the form of the answer",
             format),
     CTL_OPT("client", BOOL, "false", "", 0, 0, NULL, "ask no router", client),

@@ -8,13 +8,14 @@ import select
 import shutil
 import signal
 import socket
+import ssl
 import struct
 import subprocess
 import tempfile
 import termios
 import time
 
-from harness import BUILD, SCRATCH, Stream, cluster, get, request, run, tiny_model, wait_for
+from harness import BUILD, SCRATCH, Stream, cluster, get, issue, request, run, tiny_model, wait_for
 
 CTL = os.path.join(BUILD, "ctl", "tandemctl")
 OK, FAILED, USAGE, UNREACHABLE = 0, 1, 2, 3
@@ -394,6 +395,99 @@ def test_top_outlives_its_router():
         assert t.end() == 0
 
 
+# ---- TLS on admin ports ----
+
+class Secured:
+    """A cluster whose admin ports speak TLS and ask operators for a certificate."""
+
+    def __init__(self):
+        self.folder = tempfile.mkdtemp(dir=SCRATCH)
+        for name, ca in (("ca", None), ("server", "ca"), ("renewed", "ca"), ("operator", "ca"), ("stranger", None)):
+            issue(self.folder, name, ca)
+        self.put("server")
+        args = ["--admin-tls-cert", self.at("live.pem"), "--admin-tls-key", self.at("live.key"), "--admin-tls-client-ca",
+                self.at("ca.pem")]
+        self.cl = cluster(router=args, node=args)
+        self.trust = ["--tls-ca", self.at("ca.pem")]
+        self.operator = self.trust + ["--tls-cert", self.at("operator.pem"), "--tls-key", self.at("operator.key")]
+
+    def at(self, name):
+        return os.path.join(self.folder, name)
+
+    def put(self, name):
+        for end in (".key", ".pem"):
+            os.replace(shutil.copy(self.at(name + end), self.at("new")), self.at("live" + end))
+
+    def __enter__(self):
+        self.cl.start(wait=False)
+        wait_for(lambda: get(self.cl.router.port("http"), "/readyz")[0] == 200, 60, "the cluster")
+        self.router = f"https://127.0.0.1:{self.cl.router.port('admin')}"
+        return self
+
+    def __exit__(self, *exc):
+        self.cl.stop()
+
+    def get(self, process, path, name=None):
+        """Status of a GET from the admin port, as `name` or nobody; and the certificate that was shown."""
+        context = ssl.create_default_context(cafile=self.at("ca.pem"))
+        if name:
+            context.load_cert_chain(self.at(name + ".pem"), self.at(name + ".key"))
+        context.set_alpn_protocols(["h2", "http/1.1"])  # as browsers do
+        with socket.create_connection(("127.0.0.1", process.port("admin")), 30) as raw, \
+                context.wrap_socket(raw, server_hostname="127.0.0.1") as s:
+            assert s.selected_alpn_protocol() == "http/1.1"
+            s.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+            return int(s.recv(65536).split(b" ")[1]), s.getpeercert(True)
+
+
+def test_admin_ports_speak_tls_and_ask_operators_for_a_certificate():
+    with Secured() as c:
+        router, node = c.router, f"127.0.0.1:{c.cl.nodes['decode-0'].port('admin')}"
+        out, _ = ctl("get", "nodes", *c.operator, router=router)
+        assert "prefill-0" in out and "decode-0" in out, out
+        assert "decode-0" in ctl("get", "nodes", *c.operator, router=router.replace("https://", ""))[0]
+        assert "decode-0" in ctl("top", "--once", *c.operator, router=router)[0]
+        assert "router " in ctl("version", *c.operator, router=router)[0]
+        _, err = ctl("get", "nodes", *c.trust, router=router, status=FAILED)
+        assert "show a client certificate" in err, err
+        _, err = ctl("get", "nodes", router=router, status=UNREACHABLE)
+        assert "not trusted" in err, err
+        _, err = ctl("get", "nodes", *c.operator, "--tls-server-name", "other", router=router, status=UNREACHABLE)
+        assert "another name" in err, err
+        stranger = c.trust + ["--tls-cert", c.at("stranger.pem"), "--tls-key", c.at("stranger.key")]
+        ctl("get", "nodes", *stranger, router=router, status=UNREACHABLE)
+        ctl("get", "nodes", router=router.replace("https", "http"), status=UNREACHABLE)
+        _, err = ctl("get", "nodes", "--tls-ca", "/none.pem", router=router, status=USAGE)
+        assert "/none.pem" in err, err
+        for address in (node, router):  # probes show nothing
+            assert ctl("health", address, *c.trust)[0] == "SERVING\n"
+        assert ctl("health", f"https://{node}", *c.operator)[0] == "SERVING\n"
+        ctl("health", node, status=UNREACHABLE)
+        for process in (c.cl.router, c.cl.nodes["prefill-0"]):
+            assert c.get(process, "/readyz")[0] == c.get(process, "/livez")[0] == 200
+            assert c.get(process, "/metrics")[0] == 403 and c.get(process, "/metrics", "operator")[0] == 200
+            assert c.get(process, "/nothing")[0] == 403
+        checks = json.loads(ctl("doctor", "--cluster", "--no-measure", "-o", "json", *c.operator, router=router)[0])["checks"]
+        clock = next(k for k in checks if k["check"] == "clock of decode-0")
+        assert clock["verdict"] in ("ok", "warn"), clock
+
+
+def test_admin_ports_take_a_renewed_certificate():
+    with Secured() as c:
+        processes = [c.cl.router, *c.cl.nodes.values()]
+        before = [c.get(p, "/livez")[1] for p in processes]
+        c.put("renewed")
+        wait_for(lambda: all(c.get(p, "/livez")[1] != b for p, b in zip(processes, before)), 30, "the renewed certificate")
+        assert "prefill-0" in ctl("get", "nodes", *c.operator, router=c.router)[0]
+        with open(c.at("live.pem"), "w", encoding="utf-8") as f:
+            f.write("not a certificate")
+        for p in processes:
+            p.signal(signal.SIGHUP)
+            wait_for(lambda p=p: "cannot use the TLS files" in p.log(), 30, "a complaint")
+            assert "option=--admin-tls-cert" in p.log()
+        assert "prefill-0" in ctl("get", "nodes", *c.operator, router=c.router)[0]
+
+
 # ---- exit statuses ----
 
 def free_port():
@@ -424,7 +518,7 @@ def test_a_port_that_is_no_admin_port_is_1():
 
 def test_wrong_command_lines_are_2():
     for args in ([], ["get"], ["get", "pods"], ["nonsense"], ["get", "nodes", "extra"], ["get", "nodes", "-o", "xml"],
-                 ["get", "nodes", "--rooter", "x"], ["get", "nodes", "--router", "https://x"], ["bench", "engine"],
+                 ["get", "nodes", "--rooter", "x"], ["get", "nodes", "--router", "ftp://x"], ["bench", "engine"],
                  ["get", "requests", "--limit", "1025"], ["doctor", "--measure-megabytes", "0"]):
         out, err = ctl(*args, status=USAGE)
         assert out == "" and err, args

@@ -21,8 +21,8 @@ import ssl  # noqa: E402
 import tempfile  # noqa: E402
 import threading  # noqa: E402
 
-from harness import (BUILD, ROOT, SCRATCH, Both, all_blocks_back, chat, cluster, open_get, run, tiny_model,  # noqa: E402
-                     tokens_of, wait_for)
+from harness import (BUILD, ROOT, SCRATCH, Both, all_blocks_back, chat, cluster, issue, open_get, run,  # noqa: E402
+                     tiny_model, tokens_of, wait_for)
 
 STUBS = os.path.join(SCRATCH, "stubs")
 os.makedirs(STUBS)
@@ -551,24 +551,6 @@ def test_operators_see_explain_and_drain_on_the_admin_port_only():
         assert cl.router.stop() == 0
 
 
-def openssl(*args):
-    subprocess.run(["openssl", *args], check=True, capture_output=True)
-
-
-def certificate(folder, name, ca=None, days=2):
-    """name.pem and name.key in the folder, for 127.0.0.1; signed by ca.pem there, or a CA of its own."""
-    at = os.path.join(folder, name)
-    openssl("req", "-x509" if ca is None else "-new", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes",
-            "-keyout", at + ".key", "-out", at + (".pem" if ca is None else ".csr"), "-subj", "/CN=" + name,
-            *(["-days", str(days)] if ca is None else []))
-    if ca is not None:
-        with open(at + ".ext", "w", encoding="utf-8") as f:
-            f.write("subjectAltName=IP:127.0.0.1,DNS:localhost\n")
-        ca = os.path.join(folder, ca)
-        openssl("x509", "-req", "-in", at + ".csr", "-CA", ca + ".pem", "-CAkey", ca + ".key", "-CAcreateserial", "-out",
-                at + ".pem", "-days", str(days), "-extfile", at + ".ext")
-
-
 def read(*path):
     with open(os.path.join(*path), "rb") as f:
         return f.read()
@@ -597,9 +579,9 @@ def shown_name(port, alpn):
 
 def test_tls_serves_both_ports_and_takes_a_renewed_certificate():
     folder = tempfile.mkdtemp(dir=SCRATCH)
-    certificate(folder, "ca")
-    certificate(folder, "one", "ca")
-    certificate(folder, "two", "ca")
+    issue(folder, "ca")
+    issue(folder, "one", "ca")
+    issue(folder, "two", "ca")
     live = os.path.join(folder, "live")
     for end in (".pem", ".key"):
         shutil.copy(os.path.join(folder, "one" + end), live + end)
@@ -631,10 +613,10 @@ def test_tls_serves_both_ports_and_takes_a_renewed_certificate():
 
 def test_mutual_tls_lets_in_only_whom_the_ca_signed():
     folder = tempfile.mkdtemp(dir=SCRATCH)
-    certificate(folder, "ca")
-    certificate(folder, "server", "ca")
-    certificate(folder, "friend", "ca")
-    certificate(folder, "stranger")
+    issue(folder, "ca")
+    issue(folder, "server", "ca")
+    issue(folder, "friend", "ca")
+    issue(folder, "stranger")
     at = os.path.join(folder, "")
     with cluster(router=["--tls-cert", at + "server.pem", "--tls-key", at + "server.key", "--tls-client-ca",
                          at + "ca.pem"]) as cl:
@@ -660,8 +642,8 @@ def test_mutual_tls_lets_in_only_whom_the_ca_signed():
 
 def test_tls_files_that_do_not_fit_are_refused_with_a_reason():
     folder = tempfile.mkdtemp(dir=SCRATCH)
-    certificate(folder, "one")
-    certificate(folder, "two")
+    issue(folder, "one")
+    issue(folder, "two")
     key = os.path.join(folder, "cluster.key")
     router = os.path.abspath(cluster().binary("tandem-router"))
     with open(key, "w", encoding="utf-8") as f:

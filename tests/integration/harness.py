@@ -51,6 +51,24 @@ def certificate(days=30):
     return at + ".pem", at + ".key"
 
 
+def openssl(*args):
+    subprocess.run(["openssl", *args], check=True, capture_output=True)
+
+
+def issue(folder, name, ca=None, days=2):
+    """name.pem and name.key in the folder, for 127.0.0.1; signed by ca.pem there, or a CA of its own."""
+    at = os.path.join(folder, name)
+    openssl("req", "-x509" if ca is None else "-new", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes",
+            "-keyout", at + ".key", "-out", at + (".pem" if ca is None else ".csr"), "-subj", "/CN=" + name,
+            *(["-days", str(days)] if ca is None else []))
+    if ca is not None:
+        with open(at + ".ext", "w", encoding="utf-8") as f:
+            f.write("subjectAltName=IP:127.0.0.1,DNS:localhost\n")
+        ca = os.path.join(folder, ca)
+        openssl("x509", "-req", "-in", at + ".csr", "-CA", ca + ".pem", "-CAkey", ca + ".key", "-CAcreateserial", "-out",
+                at + ".pem", "-days", str(days), "-extfile", at + ".ext")
+
+
 class Both:
     """One process with --role both: the reference of every identity test."""
 
