@@ -46,7 +46,8 @@ def certificate(days=30):
     """A self-signed certificate of this host and its key: two PEM files."""
     at = os.path.join(tempfile.mkdtemp(dir=SCRATCH), "tls")
     subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj",
-                    "/CN=localhost", "-days", str(days), "-keyout", at + ".key", "-out", at + ".pem"],
+                    "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1",
+                    "-days", str(days), "-keyout", at + ".key", "-out", at + ".pem"],
                    check=True, capture_output=True)
     return at + ".pem", at + ".key"
 
