@@ -228,8 +228,7 @@ td_err nd_local_submit(struct nd_local *l, const struct nd_local_request *r,
                        const uint8_t nonce[16], const struct nd_local_ops *ops, void *arg,
                        uint64_t *out_ref, struct td_wire_msg *out_msg)
 {
-    TD_REQUIRE(ops != NULL && ops->on_token != NULL && ops->on_end != NULL &&
-               (r->mode != ND_LOCAL_HOLD || ops->on_held != NULL));
+    TD_REQUIRE(ops != NULL);
     TD_TRY(check(l, r));
     uint32_t i = l->spare[ND_LOCAL_MAX_WORKS - 1 - l->n_works++];
     uint64_t ref = ++l->number << SLOT_BITS | i;

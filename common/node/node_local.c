@@ -90,7 +90,8 @@ td_err td_node_submit(struct td_node *n, const struct nd_local_request *r,
 {
     struct td_wire_msg m;
     uint8_t nonce[16];
-    TD_REQUIRE(n->local != NULL);
+    TD_REQUIRE(n->local != NULL && ops->on_token != NULL && ops->on_end != NULL &&
+               (r->mode != ND_LOCAL_HOLD || ops->on_held != NULL));
     td_rng_fill(nonce, sizeof nonce);
     TD_TRY(nd_local_submit(n->local, r, nonce, ops, arg, out_ref, &m));
     feed(n, &m);

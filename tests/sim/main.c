@@ -35,7 +35,7 @@ struct options {
 
 struct totals {
     uint64_t seeds, failed, hash, events, reqs, faults, complete, errors, cancelled, resets,
-        replays, resumes, lost;
+        replays, resumes, lost, outs, taken, expired;
     int64_t virtual_us;
 };
 
@@ -77,6 +77,9 @@ static void add(struct totals *t, const struct sim_result *r)
     t->replays += r->n_replays;
     t->resumes += r->n_resumes;
     t->lost += r->n_lost;
+    t->outs += r->n_outs;
+    t->taken += r->n_taken;
+    t->expired += r->n_expired;
     t->virtual_us += r->virtual_us;
 }
 
@@ -95,6 +98,9 @@ static void merge(struct totals *t, const struct totals *o)
     t->replays += o->replays;
     t->resumes += o->resumes;
     t->lost += o->lost;
+    t->outs += o->outs;
+    t->taken += o->taken;
+    t->expired += o->expired;
     t->virtual_us += o->virtual_us;
 }
 
@@ -220,10 +226,11 @@ static void summary(const struct totals *t, int64_t us)
     (void)printf("sim: bug=%s seeds=%" PRIu64 " failed=%" PRIu64 " requests=%" PRIu64
                  " complete=%" PRIu64 " errors=%" PRIu64 " cancelled=%" PRIu64 " reset=%" PRIu64
                  " replays=%" PRIu64 " faults=%" PRIu64 " resumes=%" PRIu64 " lost=%" PRIu64
-                 " events=%" PRIu64 " virtual_s=%.0f wall_s=%.1f trace=%016" PRIx64 "\n",
+                 " outside=%" PRIu64 " taken=%" PRIu64 " expired=%" PRIu64 " events=%" PRIu64
+                 " virtual_s=%.0f wall_s=%.1f trace=%016" PRIx64 "\n",
                  SIM_BUG, t->seeds, t->failed, t->reqs, t->complete, t->errors, t->cancelled,
-                 t->resets, t->replays, t->faults, t->resumes, t->lost, t->events,
-                 (double)t->virtual_us / 1e6, (double)us / 1e6, t->hash);
+                 t->resets, t->replays, t->faults, t->resumes, t->lost, t->outs, t->taken,
+                 t->expired, t->events, (double)t->virtual_us / 1e6, (double)us / 1e6, t->hash);
 }
 
 int main(int argc, char **argv)

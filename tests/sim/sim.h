@@ -21,11 +21,13 @@
 #include "common/base/rng.h"
 #include "common/io/link_session.h"
 #include "common/node/core.h"
+#include "common/node/local.h"
 #include "router/rt_core.h"
 
 #define SIM_ROUTERS      2u
 #define SIM_MAX_PROCS    10u
 #define SIM_MAX_REQS     60u
+#define SIM_MAX_OUTS     12u /* requests of an outside router */
 #define SIM_MAX_PROMPT   256u
 #define SIM_MAX_OUTPUT   64u
 #define SIM_MAX_MODEL    (SIM_MAX_PROMPT + SIM_MAX_OUTPUT)
@@ -76,6 +78,7 @@ enum sim_ev_type {
     SIM_EV_XFER,   /* data = struct td_xfer_event and its bytes: for the core */
     SIM_EV_SUBMIT, /* a = request */
     SIM_EV_CANCEL, /* a = request */
+    SIM_EV_TAKE,   /* a = request of the outside router, b = round and which of its tries */
     SIM_EV_FAULT,  /* a = fault */
     SIM_EV_HEAL,   /* a = fault */
     SIM_EV_TIDY,   /* a = request: no node may know it any more */
@@ -117,6 +120,27 @@ struct sim_req {
     td_err err;
     enum td_finish finish;
     int64_t ended_us;
+};
+
+/* ---- the outside router ---- */
+enum { SIM_HOLD, SIM_TAKE, SIM_RIVAL, SIM_TRIES };
+
+struct sim_try { /* one work at one node */
+    uint32_t out;
+    bool open, wrong; /* wrong: the nonce */
+    uint32_t proc, life, n_got;
+    uint64_t epoch, ref; /* of the node's own router, and the work's number there */
+    int64_t since_us;
+    td_err err;
+    enum td_finish finish;
+};
+
+struct sim_out {               /* a request; its sim_req is at n_reqs + index */
+    uint32_t round, n_waiting; /* takes on their way */
+    bool abandon, rival, wrong, presented;
+    int64_t late_us, held_us;
+    struct sim_try tries[SIM_TRIES]; /* of this round */
+    struct td_handoff handoff;
 };
 
 /* ---- nodes ---- */
@@ -219,6 +243,7 @@ struct sim_work { /* what a node has said about a request */
 struct sim_node {
     const struct nd_role_ops *ops;
     void *core;
+    struct nd_local *local;
     struct td_engine_info info;
     struct nd_actions acts;
     struct sim_engine eng;
@@ -365,8 +390,12 @@ struct sim {
     struct sim_xconn *xconns; /* owned */
     uint32_t n_xconns, cap_xconns;
     struct sim_path ctl[SIM_MAX_PROCS][SIM_MAX_PROCS], data[SIM_MAX_PROCS][SIM_MAX_PROCS];
-    struct sim_req reqs[SIM_MAX_REQS];
+    struct sim_req reqs[SIM_MAX_REQS + SIM_MAX_OUTS];
     uint32_t n_reqs, n_ended;
+    struct sim_out outs[SIM_MAX_OUTS];
+    uint32_t n_outs, n_outs_over;
+    struct td_rng out_rng; /* of the outside router */
+    int64_t hold_ms;
     struct sim_fault faults[SIM_MAX_FAULTS];
     uint32_t n_faults, n_over;
     struct sim_death deaths[SIM_MAX_DEATHS];
@@ -384,7 +413,8 @@ struct sim {
     bool failed;
     char why[512];
     /* What happened, for the summary. */
-    uint32_t n_complete, n_error, n_cancelled, n_resets, n_replays, n_resumes, n_lost;
+    uint32_t n_complete, n_error, n_cancelled, n_resets, n_replays, n_resumes, n_lost, n_taken,
+        n_expired;
 };
 
 /* ---- sim_queue.c ---- */
@@ -429,6 +459,8 @@ void sim_node_stop(struct sim *s, struct sim_proc *p);
 void sim_node_feed(struct sim *s, struct sim_proc *p, const struct nd_event *ev);
 void sim_node_message(struct sim *s, struct sim_proc *p, uint64_t router_epoch,
                       const struct td_wire_msg *m, td_err err);
+/* From the router in the node's own process. */
+void sim_node_local(struct sim *s, struct sim_proc *p, const struct td_wire_msg *m);
 void sim_node_xfer(struct sim *s, struct sim_proc *p, struct sim_ev *ev);
 void sim_node_publish(struct sim *s, struct sim_proc *p);
 void sim_node_arm(struct sim *s, struct sim_proc *p);
@@ -527,6 +559,16 @@ void sim_client_event(struct sim *s, const struct sim_ev *ev);
 struct sim_req *sim_req_of(struct sim *s, const struct td_work_id *id);
 void sim_client_check_end(struct sim *s);
 
+/* ---- sim_outside.c: an outside router that drives nodes one by one ---- */
+void sim_outside_event(struct sim *s, const struct sim_ev *ev);
+/* What a node says of the outside router's works. */
+void sim_outside_hear(struct sim *s, struct sim_proc *p);
+/* The process is gone. */
+void sim_outside_gone(struct sim *s, const struct sim_proc *p);
+/* The request that is held under this id, or NULL. */
+struct sim_req *sim_outside_req(struct sim *s, const struct td_work_id *id);
+void sim_outside_check_end(struct sim *s);
+
 /* ---- sim_plan.c: the seed's cluster, requests and faults ---- */
 void sim_plan(struct sim *s);
 void sim_fault_event(struct sim *s, const struct sim_ev *ev);
@@ -549,7 +591,7 @@ struct sim_result {
     bool ok;
     uint64_t hash, n_events;
     uint32_t n_reqs, n_faults, n_complete, n_error, n_cancelled, n_resets, n_replays, n_resumes,
-        n_lost;
+        n_lost, n_outs, n_taken, n_expired;
     int64_t virtual_us;
     char why[512];
 };

@@ -60,8 +60,8 @@ void sim_engine_seq_set(struct sim *s, struct sim_proc *p, const struct nd_actio
 {
     const struct td_sampling_state *st = a->sampling;
     TD_INSIST(a->slot < SIM_MAX_ROWS);
-    uint32_t req = st->n_prompt > 0 ? ((uint32_t)st->prompt[0] >> 16) - 1 : SIM_MAX_REQS;
-    if (req >= s->n_reqs || st->n_prompt != s->reqs[req].n_prompt ||
+    uint32_t req = st->n_prompt > 0 ? ((uint32_t)st->prompt[0] >> 16) - 1 : UINT32_MAX;
+    if (req >= s->n_reqs + s->n_outs || st->n_prompt != s->reqs[req].n_prompt ||
         memcmp(st->prompt, s->reqs[req].tokens, st->n_prompt * sizeof st->prompt[0]) != 0 ||
         st->n_output > s->reqs[req].n_expect ||
         memcmp(st->output, s->reqs[req].tokens + st->n_prompt,
@@ -240,7 +240,7 @@ static bool read_check(struct sim *s, struct sim_proc *p, const struct sim_row *
     struct sim_node *n = p->node;
     uint32_t req = ((uint32_t)n->eng.steps[0].tokens[row->tokens] >> 16) - 1;
     const struct sim_work *w = sim_node_by_handle(p, row->handle);
-    if (req >= s->n_reqs) {
+    if (req >= s->n_reqs + s->n_outs) {
         sim_fail(s, "%s: a row has tokens of no request", p->name);
         return false;
     }

@@ -122,7 +122,11 @@ static void carry_out(struct sim *s, struct sim_proc *p)
             trace_message(s, p, "says", a->router_epoch, a->msg);
             sim_fault_moment(s, p, a->msg->type);
             hear(s, p, a->msg);
-            send(s, p, a->router_epoch, a->msg);
+            if (a->router_epoch == nd_local_epoch(p->node->local)) {
+                nd_local_take(p->node->local, a->msg);
+            } else {
+                send(s, p, a->router_epoch, a->msg);
+            }
             break;
         case ND_DO_SEQ_SET:
             sim_engine_seq_set(s, p, a);
@@ -171,6 +175,7 @@ void sim_node_feed(struct sim *s, struct sim_proc *p, const struct nd_event *ev)
     }
     sim_node_arm(s, p);
     sim_node_publish(s, p);
+    sim_outside_hear(s, p);
 }
 
 /* ---- load ---- */
@@ -252,6 +257,14 @@ void sim_node_message(struct sim *s, struct sim_proc *p, uint64_t router_epoch,
     note_request(p, m);
     struct nd_event ev = {
         .type = ND_EV_MSG, .router_epoch = router_epoch, .msg = m, .decode_err = err};
+    sim_node_feed(s, p, &ev);
+}
+
+void sim_node_local(struct sim *s, struct sim_proc *p, const struct td_wire_msg *m)
+{
+    note_request(p, m);
+    struct nd_event ev = {
+        .type = ND_EV_MSG, .router_epoch = nd_local_epoch(p->node->local), .msg = m};
     sim_node_feed(s, p, &ev);
 }
 
@@ -359,9 +372,21 @@ void sim_node_start(struct sim *s, struct sim_proc *p)
                                 .steps_in_flight = s->steps_in_flight,
                                 .t_stall_us = 5 * SIM_SECOND,
                                 .t_lease_us = 30 * SIM_SECOND,
-                                .local_prefill = p->both};
+                                .local_prefill = p->both,
+                                .local_epoch = td_rng_next(&s->out_rng) | 1};
     TD_INSIST(nd_core_params_check(&cp) == TD_OK);
     TD_INSIST(n->ops->create(&cp, &n->core) == TD_OK);
+    uint64_t address[2] = {p->index, p->epoch};
+    struct nd_local_params lp = {.epoch = cp.local_epoch,
+                                 .node_epoch = p->epoch,
+                                 .role = n->ops->role, /* both take, too, here */
+                                 .layout_id = LAYOUT_ID,
+                                 .numerics_id = NUMERICS_ID,
+                                 .hold_ms = (uint32_t)s->hold_ms,
+                                 .address = (const uint8_t *)address,
+                                 .address_len = sizeof address,
+                                 .max_tokens = 2 * SIM_MAX_ROWS};
+    TD_INSIST(nd_local_create(&lp, &n->local) == TD_OK);
     p->n_lost = 0;
 }
 
@@ -370,8 +395,10 @@ void sim_node_stop(struct sim *s, struct sim_proc *p)
     struct sim_node *n = p->node;
     if (s != NULL && !s->failed) {
         sim_peer_gone(s, p);
+        sim_outside_gone(s, p);
     }
     n->ops->destroy(n->core);
+    n->local = nd_local_destroy(n->local);
     n->core = NULL;
     sim_xfer_fini(n);
     free(n->eng.cells);
@@ -460,7 +487,8 @@ void sim_node_check_idle(struct sim *s, struct sim_proc *p)
     uint32_t idle = st.blocks[TD_BLK_FREE] + st.blocks[TD_BLK_CACHED];
     uint32_t works = n->ops->work_count(n->core);
     if (idle != n->info.n_blocks || works != 0 || lands != 0 || n->n_push_order != 0 ||
-        n->ops->next_deadline(n->core) != TD_NEVER) {
+        n->ops->next_deadline(n->core) != TD_NEVER || nd_local_count(n->local) != 0 ||
+        nd_local_check(n->local) != TD_OK) {
         sim_fail(s, "%s is not idle: %u of %u blocks free, %u requests, %u lands, %u pushes",
                  p->name, idle, n->info.n_blocks, works, lands, n->n_push_order);
     }

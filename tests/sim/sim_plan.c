@@ -152,6 +152,20 @@ static void plan_request(struct sim *s, struct sim_req *r, uint32_t index, int64
                                 .a = index});
 }
 
+/* Every third seed has an outside router beside its own; what is drawn for it changes nothing else that is drawn. */
+static void plan_outside(struct sim *s, int64_t window)
+{
+    s->hold_ms = (int64_t)(500 + td_rng_below(&s->out_rng, 3500));
+    s->n_outs = s->seed % 3 == 0 ? 1 + (uint32_t)td_rng_below(&s->out_rng, SIM_MAX_OUTS) : 0;
+    struct td_rng own = s->rng;
+    s->rng = s->out_rng;
+    for (uint32_t i = 0; i < s->n_outs; i++) {
+        plan_request(s, &s->reqs[s->n_reqs + i], s->n_reqs + i, window);
+    }
+    s->out_rng = s->rng;
+    s->rng = own;
+}
+
 /* ---- faults ---- */
 
 static uint32_t pick(struct sim *s, enum sim_kind kind)
@@ -469,6 +483,7 @@ void sim_plan(struct sim *s)
     for (uint32_t i = 0; i < s->n_reqs; i++) {
         plan_request(s, &s->reqs[i], i, window);
     }
+    plan_outside(s, window);
     s->calm = sim_chance(s, CALM_ONE_IN);
     s->n_faults = s->calm ? 0 : 5 + (uint32_t)sim_below(s, SIM_MAX_FAULTS - 4);
     enum sim_fault_kind kinds[SIM_FAULTS];

@@ -17,7 +17,7 @@ struct sim_req *sim_req_of(struct sim *s, const struct td_work_id *id)
             return &s->reqs[i];
         }
     }
-    return NULL;
+    return sim_outside_req(s, id);
 }
 
 /* ---- clients ---- */

@@ -167,6 +167,7 @@ static void dispatch(struct sim *s, struct sim_proc *p, struct sim_ev *ev)
         break;
     case SIM_EV_SUBMIT:
     case SIM_EV_CANCEL:
+    case SIM_EV_TAKE:
     case SIM_EV_FAULT:
     case SIM_EV_HEAL:
     case SIM_EV_TIDY:
@@ -201,6 +202,8 @@ static void world_event(struct sim *s, const struct sim_ev *ev)
     } else if (ev->type == SIM_EV_AUDIT) {
         audit(s);
         return;
+    } else if (ev->a >= s->n_reqs) {
+        sim_outside_event(s, ev);
     } else {
         sim_client_event(s, ev);
     }
@@ -237,7 +240,7 @@ static void play(struct sim *s, struct sim_ev *ev)
 
 static bool all_over(const struct sim *s)
 {
-    return s->n_ended == s->n_reqs && s->n_over == s->n_faults;
+    return s->n_ended == s->n_reqs && s->n_outs_over == s->n_outs && s->n_over == s->n_faults;
 }
 
 static void loop(struct sim *s)
@@ -261,6 +264,7 @@ static void loop(struct sim *s)
 static void check_end(struct sim *s)
 {
     sim_client_check_end(s);
+    sim_outside_check_end(s);
     for (uint32_t i = 0; i < s->n_procs && !s->failed; i++) {
         struct sim_proc *p = &s->procs[i];
         if (!p->up || p->stalled) {
@@ -296,6 +300,7 @@ static void world_reset(struct sim *s, uint64_t seed, bool verbose)
     s->seed = seed;
     s->verbose = verbose;
     s->rng.state = td_mix64(seed + 1);
+    s->out_rng.state = td_mix64(seed + 1) ^ 0x6f757473696465;
     s->errors = td_log_count(TD_LOG_ERROR);
     for (uint32_t i = 0; i < SIM_MAX_PROCS; i++) {
         struct sim_proc *p = &s->procs[i];
@@ -367,6 +372,9 @@ struct sim_result sim_run(uint64_t seed, bool verbose)
                            .n_replays = s->n_replays,
                            .n_resumes = s->n_resumes,
                            .n_lost = s->n_lost,
+                           .n_outs = s->n_outs,
+                           .n_taken = s->n_taken,
+                           .n_expired = s->n_expired,
                            .virtual_us = s->now};
     memcpy(r.why, s->why, sizeof r.why);
     world_fini(s);
