@@ -82,6 +82,10 @@ struct td_api_drain {
 td_err td_api_drain_decode(const uint8_t *data, size_t len, struct td_arena *arena,
                            struct td_api_drain *out) TD_MUST_CHECK;
 
+/* limit_ms is 0. */
+td_err td_api_undrain_decode(const uint8_t *data, size_t len, struct td_arena *arena,
+                             struct td_api_drain *out) TD_MUST_CHECK;
+
 struct td_api_watch {
     const char *const *kinds;
     uint32_t n_kinds;
@@ -134,6 +138,11 @@ struct td_api_node {
     enum td_api_node_state state;
     uint32_t queued, running;
     uint32_t blocks[TD_BLK_STATES];
+    bool ready, drained;
+    uint64_t queued_prompt_tok, dispatched;
+    uint32_t inflight, n_blocks, block_tok, n_layers, max_model_len, max_seqs;
+    uint32_t prefill_us_per_ktok, decode_step_us;
+    uint64_t layout_id, numerics_id;
 };
 td_err td_api_node_encode(struct td_buf *out, const struct td_api_node *n) TD_MUST_CHECK;
 
@@ -159,7 +168,7 @@ struct td_api_explain {
 #define TD_API_MAX_CANDIDATES 16
 td_err td_api_explain_encode(struct td_buf *out, const struct td_api_explain *e) TD_MUST_CHECK;
 
-td_err td_api_drain_encode(struct td_buf *out, uint32_t running) TD_MUST_CHECK;
+td_err td_api_drain_encode(struct td_buf *out, const struct td_api_node *n) TD_MUST_CHECK;
 
 struct td_api_event {
     uint64_t seq;

@@ -14,6 +14,16 @@ td_err td_api_drain_decode(const uint8_t *data, size_t len, struct td_arena *are
     return TD_OK;
 }
 
+td_err td_api_undrain_decode(const uint8_t *data, size_t len, struct td_arena *arena,
+                             struct td_api_drain *out)
+{
+    ProtobufCMessage *m = NULL;
+    TD_TRY(api_unpack(&tandem__v1__undrain_request__descriptor, data, len, arena, &m));
+    const API(UndrainRequest) *r = (const API(UndrainRequest) *)(const void *)m;
+    *out = (struct td_api_drain){.node = r->node, .why = r->why};
+    return TD_OK;
+}
+
 td_err td_api_watch_decode(const uint8_t *data, size_t len, struct td_arena *arena,
                            struct td_api_watch *out)
 {
@@ -25,29 +35,54 @@ td_err td_api_watch_decode(const uint8_t *data, size_t len, struct td_arena *are
     return TD_OK;
 }
 
+static void blocks_out(const struct td_api_node *n, API(BlockCounts) * b)
+{
+    b->free = n->blocks[TD_BLK_FREE];
+    b->cached = n->blocks[TD_BLK_CACHED];
+    b->reserved = n->blocks[TD_BLK_RESERVED];
+    b->filling = n->blocks[TD_BLK_FILLING];
+    b->running = n->blocks[TD_BLK_RUNNING];
+    b->parked = n->blocks[TD_BLK_PARKED];
+    b->quarantined = n->blocks[TD_BLK_QUARANTINED];
+}
+
+/* All but its blocks. */
+static void node_out(const struct td_api_node *n, API(Node) * m)
+{
+    m->name = api_text(n->name);
+    m->why = api_text(n->why);
+    m->epoch = api_text(n->epoch);
+    m->numerics = api_text(n->numerics);
+    m->address = api_text(n->address);
+    m->version = api_text(n->version);
+    m->role = (API(NodeRole))n->role; /* the same numbers: asserted below */
+    m->state = (API(NodeState))n->state;
+    m->queued_requests = n->queued;
+    m->running_requests = n->running;
+    m->ready = n->ready;
+    m->drained = n->drained;
+    m->queued_prompt_tokens = n->queued_prompt_tok;
+    m->inflight_requests = n->inflight;
+    m->dispatched_requests = n->dispatched;
+    m->total_blocks = n->n_blocks;
+    m->block_tokens = n->block_tok;
+    m->layers = n->n_layers;
+    m->max_model_len = n->max_model_len;
+    m->max_seqs = n->max_seqs;
+    m->prefill_us_per_ktok = n->prefill_us_per_ktok;
+    m->decode_step_us = n->decode_step_us;
+    m->layout_id = n->layout_id;
+    m->numerics_id = n->numerics_id;
+}
+
 td_err td_api_node_encode(struct td_buf *out, const struct td_api_node *n)
 {
     API(BlockCounts) b = TANDEM__V1__BLOCK_COUNTS__INIT;
     API(Node) m = TANDEM__V1__NODE__INIT;
     API(Node) *one = &m;
     API(ListNodesResponse) r = TANDEM__V1__LIST_NODES_RESPONSE__INIT;
-    b.free = n->blocks[TD_BLK_FREE];
-    b.cached = n->blocks[TD_BLK_CACHED];
-    b.reserved = n->blocks[TD_BLK_RESERVED];
-    b.filling = n->blocks[TD_BLK_FILLING];
-    b.running = n->blocks[TD_BLK_RUNNING];
-    b.parked = n->blocks[TD_BLK_PARKED];
-    b.quarantined = n->blocks[TD_BLK_QUARANTINED];
-    m.name = api_text(n->name);
-    m.why = api_text(n->why);
-    m.epoch = api_text(n->epoch);
-    m.numerics = api_text(n->numerics);
-    m.address = api_text(n->address);
-    m.version = api_text(n->version);
-    m.role = (API(NodeRole))n->role; /* the same numbers: asserted below */
-    m.state = (API(NodeState))n->state;
-    m.queued_requests = n->queued;
-    m.running_requests = n->running;
+    blocks_out(n, &b);
+    node_out(n, &m);
     m.blocks = &b;
     r.nodes = &one;
     r.n_nodes = 1;
@@ -98,10 +133,16 @@ td_err td_api_explain_encode(struct td_buf *out, const struct td_api_explain *e)
     return api_pack(&r.base, out);
 }
 
-td_err td_api_drain_encode(struct td_buf *out, uint32_t running)
+td_err td_api_drain_encode(struct td_buf *out, const struct td_api_node *n)
 {
+    API(BlockCounts) b = TANDEM__V1__BLOCK_COUNTS__INIT;
+    API(Node) m = TANDEM__V1__NODE__INIT;
     API(DrainResponse) r = TANDEM__V1__DRAIN_RESPONSE__INIT;
-    r.running_requests = running;
+    blocks_out(n, &b);
+    node_out(n, &m);
+    m.blocks = &b;
+    r.running_requests = n->running;
+    r.node = &m;
     return api_pack(&r.base, out);
 }
 

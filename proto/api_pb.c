@@ -101,8 +101,43 @@ td_err api_check(const ProtobufCMessageDescriptor *d, const uint8_t *data, size_
 td_err api_unpack(const ProtobufCMessageDescriptor *d, const uint8_t *data, size_t len,
                   struct td_arena *arena, ProtobufCMessage **out)
 {
-    td_err err = TD_OK;
     TD_TRY(api_check(d, data, len));
+    return api_unpack_unchecked(d, data, len, arena, out);
+}
+
+bool api_find_bytes(const uint8_t *data, size_t len, uint32_t field, const uint8_t **out,
+                    size_t *out_len)
+{
+    struct cursor c = {.at = data, .end = data + len};
+    *out = (const uint8_t *)"";
+    *out_len = 0;
+    while (c.at < c.end) {
+        uint64_t tag = 0, n = 0;
+        if (!take_varint(&c, &tag)) {
+            return false;
+        }
+        unsigned type = tag & 7;
+        if ((type == WIRE_VARINT || type == WIRE_BYTES) && !take_varint(&c, &n)) {
+            return false;
+        }
+        n = type == WIRE_VARINT ? 0 : type == WIRE_64 ? 8 : type == WIRE_32 ? 4 : n;
+        const uint8_t *at = c.at;
+        if ((type != WIRE_VARINT && type != WIRE_64 && type != WIRE_32 && type != WIRE_BYTES) ||
+            !skip(&c, n)) {
+            return false;
+        }
+        if (type == WIRE_BYTES && tag >> 3 == field) {
+            *out = at;
+            *out_len = n;
+        }
+    }
+    return true;
+}
+
+td_err api_unpack_unchecked(const ProtobufCMessageDescriptor *d, const uint8_t *data, size_t len,
+                            struct td_arena *arena, ProtobufCMessage **out)
+{
+    td_err err = TD_OK;
     ProtobufCMessage *m =
         wire_unpack(d, data != NULL ? data : (const uint8_t *)"", len, arena, &err);
     if (m == NULL) {

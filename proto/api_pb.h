@@ -26,6 +26,12 @@ td_err api_check(const ProtobufCMessageDescriptor *d, const uint8_t *data,
 /* Checked and unpacked into the arena: TD_ERR_BAD_REQUEST for a bad message, TD_ERR_NO_MEMORY. */
 td_err api_unpack(const ProtobufCMessageDescriptor *d, const uint8_t *data, size_t len,
                   struct td_arena *arena, ProtobufCMessage **out) TD_MUST_CHECK;
+/* Without the check, for messages of a bounded depth whose text may hold zero bytes. */
+td_err api_unpack_unchecked(const ProtobufCMessageDescriptor *d, const uint8_t *data, size_t len,
+                            struct td_arena *arena, ProtobufCMessage **out) TD_MUST_CHECK;
+/* The bytes of the last such field of a message, which counts; none: *out_len is 0. False: not a message. */
+bool api_find_bytes(const uint8_t *data, size_t len, uint32_t field, const uint8_t **out,
+                    size_t *out_len);
 td_err api_pack(const ProtobufCMessage *m, struct td_buf *out) TD_MUST_CHECK;
 /* protobuf-c's structs are not const; packing does not write. */
 char *api_text(const char *s);

@@ -36,9 +36,7 @@ static td_err node_identity(const struct rt_node *n, struct td_buf *b)
         b, ",\"role\":\"%s\",\"epoch\":\"%016" PRIx64 "\",\"ready\":%s,\"draining\":%s,",
         roles[n->role & 3], n->epoch, n->have_state && n->state.ready ? "true" : "false",
         n->state.draining || n->held ? "true" : "false"));
-    bool drained = n->state.draining && n->inflight == 0 && n->state.running_requests == 0 &&
-                   n->state.queued_requests == 0; /* by its own report, made after it knew */
-    TD_TRY(td_buf_printf(b, "\"drained\":%s,", drained ? "true" : "false"));
+    TD_TRY(td_buf_printf(b, "\"drained\":%s,", rt_node_drained(n) ? "true" : "false"));
     TD_TRY(text(b, "why_not", rt_node_why_not(n)));
     TD_TRY(td_buf_puts(b, ","));
     TD_TRY(text(b, "version", n->version));

@@ -61,7 +61,8 @@ static enum td_api_node_state state_of(const struct rt_node *n)
     return rt_node_why_not(n)[0] == 0 ? TD_API_NODE_READY : TD_API_NODE_NOT_READY;
 }
 
-static td_err put_node(const struct rt_node *n, struct td_buf *b)
+static td_err put_node(const struct rt_node *n, struct td_buf *b,
+                       td_err (*encode)(struct td_buf *, const struct td_api_node *))
 {
     char epoch[24];
     struct td_api_node node = {.name = n->name,
@@ -73,10 +74,24 @@ static td_err put_node(const struct rt_node *n, struct td_buf *b)
                                .role = n->role,
                                .state = state_of(n),
                                .queued = n->state.queued_requests,
-                               .running = n->state.running_requests};
+                               .running = n->state.running_requests,
+                               .ready = n->have_state && n->state.ready,
+                               .drained = rt_node_drained(n),
+                               .queued_prompt_tok = n->state.queued_prompt_tok,
+                               .dispatched = n->dispatched,
+                               .inflight = n->inflight,
+                               .n_blocks = n->n_blocks,
+                               .block_tok = n->block_tok,
+                               .n_layers = n->n_layers,
+                               .max_model_len = n->max_model_len,
+                               .max_seqs = n->max_seqs,
+                               .prefill_us_per_ktok = n->state.prefill_us_per_ktok,
+                               .decode_step_us = n->state.decode_step_us,
+                               .layout_id = n->layout_id,
+                               .numerics_id = n->numerics_id};
     (void)snprintf(epoch, sizeof epoch, "%016" PRIx64, n->epoch);
     memcpy(node.blocks, n->state.blocks, sizeof node.blocks);
-    return td_api_node_encode(b, &node);
+    return encode(b, &node);
 }
 
 static void h_list_nodes(void *arg, struct td_grpc_call *c, const uint8_t *message, size_t len)
@@ -91,9 +106,32 @@ static void h_list_nodes(void *arg, struct td_grpc_call *c, const uint8_t *messa
     }
     td_buf_init(&b, ANSWER_MAX);
     for (uint32_t i = 0; err == TD_OK && i < RT_MAX_NODES; i++) {
-        err = ns->list[i].epoch != 0 ? put_node(&ns->list[i], &b) : TD_OK;
+        err = ns->list[i].epoch != 0 ? put_node(&ns->list[i], &b, td_api_node_encode) : TD_OK;
     }
     answer(c, &b, err);
+    td_buf_fini(&b);
+}
+
+/* err: of reading what is asked. */
+static void drain(struct rt_grpc_admin *a, struct td_grpc_call *c, td_err err,
+                  const struct td_api_drain *asked, bool undo)
+{
+    struct rt_node *n = NULL;
+    struct td_buf b;
+    const struct td_api_drain ask = err == TD_OK ? *asked : (struct td_api_drain){0};
+    if (err != TD_OK || ask.limit_ms > MAX_LIMIT_MS || strlen(ask.why) > MAX_WHY) {
+        td_grpc_fail(c, TD_ERR_BAD_REQUEST,
+                     "needs node; limit_ms is 0 to 86400000, why at most 256 bytes", 0);
+        return;
+    }
+    const struct td_wire_drain d = {.limit_ms = ask.limit_ms, .why = ask.why, .undo = undo};
+    err = rt__shell_drain_node(a->shell, ask.node, &d, &n);
+    if (err != TD_OK) {
+        td_grpc_fail(c, err, "no node of this name is attached", 0);
+        return;
+    }
+    td_buf_init(&b, ANSWER_MAX);
+    answer(c, &b, put_node(n, &b, td_api_drain_encode));
     td_buf_fini(&b);
 }
 
@@ -101,24 +139,16 @@ static void h_drain(void *arg, struct td_grpc_call *c, const uint8_t *message, s
 {
     struct rt_grpc_admin *a = arg;
     struct td_api_drain ask;
-    struct rt_node *n = NULL;
-    struct td_buf b;
     td_arena_reset(a->arena);
-    td_err err = td_api_drain_decode(message, len, a->arena, &ask);
-    if (err != TD_OK || ask.limit_ms > MAX_LIMIT_MS || strlen(ask.why) > MAX_WHY) {
-        td_grpc_fail(c, TD_ERR_BAD_REQUEST,
-                     "needs node; limit_ms is 0 to 86400000, why at most 256 bytes", 0);
-        return;
-    }
-    const struct td_wire_drain d = {.limit_ms = ask.limit_ms, .why = ask.why};
-    err = rt__shell_drain_node(a->shell, ask.node, &d, &n);
-    if (err != TD_OK) {
-        td_grpc_fail(c, err, "no node of this name is attached", 0);
-        return;
-    }
-    td_buf_init(&b, ANSWER_MAX);
-    answer(c, &b, td_api_drain_encode(&b, n->state.running_requests));
-    td_buf_fini(&b);
+    drain(a, c, td_api_drain_decode(message, len, a->arena, &ask), &ask, false);
+}
+
+static void h_undrain(void *arg, struct td_grpc_call *c, const uint8_t *message, size_t len)
+{
+    struct rt_grpc_admin *a = arg;
+    struct td_api_drain ask;
+    td_arena_reset(a->arena);
+    drain(a, c, td_api_undrain_decode(message, len, a->arena, &ask), &ask, true);
 }
 
 /* ---- explain ---- */
@@ -325,9 +355,8 @@ void rt__event(struct rt_grpc_admin *a, const char *kind, const char *node, cons
 /* ---- life ---- */
 
 static const struct td_grpc_method methods[] = {
-    {.name = "ListNodes", .handle = h_list_nodes},
-    {.name = "Drain", .handle = h_drain},
-    {.name = "Explain", .handle = h_explain},
+    {.name = "ListNodes", .handle = h_list_nodes}, {.name = "Drain", .handle = h_drain},
+    {.name = "Undrain", .handle = h_undrain},      {.name = "Explain", .handle = h_explain},
     {.name = "WatchEvents", .handle = h_watch},
 };
 

@@ -131,6 +131,12 @@ bool rt_node_usable(const struct rt_node *n, enum td_role role)
     return rt_node_why_not(n)[0] == 0;
 }
 
+bool rt_node_drained(const struct rt_node *n)
+{
+    return n->state.draining && n->inflight == 0 && n->state.running_requests == 0 &&
+           n->state.queued_requests == 0;
+}
+
 const char *rt_node_why_not(const struct rt_node *n)
 {
     if (!n->have_state) {

@@ -67,6 +67,8 @@ bool rt_node_report(struct rt_node *n, const struct td_wire_state *s);
 bool rt_node_usable(const struct rt_node *n, enum td_role role);
 /* Why it takes no work at all: "" when it does. */
 const char *rt_node_why_not(const struct rt_node *n);
+/* Nothing runs or waits there, by its own report, made after it knew of its drain. */
+bool rt_node_drained(const struct rt_node *n);
 /* Usable nodes of a role: READY counts. */
 uint32_t rt_nodes_ready(const struct rt_nodes *ns, enum td_role role);
 

@@ -384,8 +384,12 @@ static td_err talk(struct session *s)
     if (err != TD_OK) {
         return err;
     }
-    err = td_stream_open(s->call->address, s->call->tls, TD_ALPN_H2, s->deadline_us, &s->wire,
-                         s->text, sizeof s->text);
+    int64_t until_us = s->deadline_us;
+    if (until_us == TD_NEVER && s->call->keepalive_us > 0) {
+        until_us = td_now_us() + s->call->keepalive_us;
+    }
+    err = td_stream_open(s->call->address, s->call->tls, TD_ALPN_H2, until_us, &s->wire, s->text,
+                         sizeof s->text);
     if (err != TD_OK) {
         return s->err = err;
     }

@@ -211,8 +211,11 @@ static void admin_messages_go_both_ways(void **state)
     assert_int_equal(td_api_event_encode(&out, &ev), TD_OK);
     assert_memory_equal(out.data, "\x08\1\x1a\7node.up\x22\1p", out.len);
     td_buf_clear(&out);
-    assert_int_equal(td_api_drain_encode(&out, 3), TD_OK);
-    assert_memory_equal(out.data, "\x08\3", out.len);
+    const struct td_api_node busy = {.name = "p", .running = 3};
+    assert_int_equal(td_api_drain_encode(&out, &busy), TD_OK);
+    assert_memory_equal(out.data, "\x08\3\x12\x07\x0a\1p\x50\3\x5a\0", out.len);
+    assert_int_equal(td_api_undrain_decode((const uint8_t *)"\x0a\1p\x12\1y", 6, arena, &d), TD_OK);
+    assert_true(strcmp(d.node, "p") == 0 && strcmp(d.why, "y") == 0 && d.limit_ms == 0);
 }
 
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)

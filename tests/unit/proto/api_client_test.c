@@ -1,0 +1,240 @@
+/* A client's messages: what it encodes is what a server decodes, what a server encodes is what it decodes, and bytes that are
+ * neither are refused. */
+#include <string.h>
+
+#include "proto/api_client.h"
+#include "tests/unit/check.h"
+
+static struct td_arena *arena;
+static struct td_buf out;
+
+static int setup(void **state)
+{
+    (void)state;
+    arena = td_arena_create(64u << 20);
+    td_buf_init(&out, 1u << 20);
+    return arena != NULL ? 0 : -1;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    arena = td_arena_destroy(arena);
+    td_buf_fini(&out);
+    return 0;
+}
+
+static void a_request_arrives_as_it_was_meant(void **state)
+{
+    (void)state;
+    const char *const stop[] = {"\n\n", "end"};
+    const int32_t ids[] = {7, -1, 300000}, stop_ids[] = {2};
+    const struct td_api_chat_message chat[] = {{"system", "be brief"}, {"user", "hello"}};
+    const struct td_api_generate asked[] = {
+        {.model = "m",
+         .input = TD_API_TEXT,
+         .text = "hi",
+         .n = 1,
+         .budget_ms = 5,
+         .priority = -2,
+         .request_id = "r",
+         .cache_salt = "s",
+         .adapter = "a"},
+        {.input = TD_API_IDS, .ids = ids, .n_ids = 3},
+        {.input = TD_API_CHAT, .messages = chat, .n_messages = 2}};
+    for (size_t i = 0; i < 3; i++) {
+        struct td_api_generate g = asked[i], got;
+        g.has_sampling = true;
+        g.sampling = (struct td_api_sampling){.has_temperature = true,
+                                              .has_seed = true,
+                                              .seed = 1ull << 60,
+                                              .has_max_tokens = true,
+                                              .max_tokens = 9,
+                                              .stop = stop,
+                                              .n_stop = 2,
+                                              .stop_ids = stop_ids,
+                                              .n_stop_ids = 1,
+                                              .ignore_eos = true};
+        td_buf_clear(&out);
+        assert_int_equal(td_api_generate_encode(&out, &g), TD_OK);
+        assert_int_equal(td_api_generate_decode(out.data, out.len, arena, &got), TD_OK);
+        assert_true(got.input == g.input && got.n == g.n && got.budget_ms == g.budget_ms &&
+                    got.priority == g.priority);
+        assert_true(got.has_sampling && got.sampling.has_temperature &&
+                    got.sampling.temperature == 0 && !got.sampling.has_top_p);
+        assert_true(got.sampling.seed == 1ull << 60 && got.sampling.max_tokens == 9);
+        assert_true(got.sampling.n_stop == 2 && strcmp(got.sampling.stop[1], "end") == 0);
+        assert_true(got.sampling.n_stop_ids == 1 && got.sampling.stop_ids[0] == 2);
+        assert_true(got.sampling.ignore_eos);
+        if (i == 0) {
+            assert_string_equal(got.text, "hi");
+            assert_string_equal(got.request_id, "r");
+        } else if (i == 1) {
+            assert_int_equal(got.n_ids, 3);
+            assert_memory_equal(got.ids, ids, sizeof ids);
+        } else {
+            assert_int_equal(got.n_messages, 2);
+            assert_string_equal(got.messages[0].role, "system");
+            assert_string_equal(got.messages[1].content, "hello");
+        }
+    }
+}
+
+static void a_delta_keeps_zero_bytes_and_a_usage_its_counts(void **state)
+{
+    (void)state;
+    struct td_api_generated g;
+    const int32_t ids[] = {5, 6};
+    const struct td_api_delta d = {.choice = 1,
+                                   .text = "a\0b",
+                                   .len = 3,
+                                   .ids = ids,
+                                   .n_ids = 2,
+                                   .finish = TD_FINISH_LENGTH,
+                                   .stop_text = "x"};
+    const struct td_api_usage u = {.prompt_tokens = 3, .completion_tokens = 4, .cached_tokens = 1};
+    assert_int_equal(td_api_delta_encode(&out, "id", &d), TD_OK);
+    assert_int_equal(td_api_generated_decode(out.data, out.len, arena, &g), TD_OK);
+    assert_int_equal(g.said, TD_API_SAID_DELTA);
+    assert_string_equal(g.id, "id");
+    assert_true(g.delta.len == 3 && memcmp(g.delta.text, "a\0b", 3) == 0);
+    assert_true(g.delta.n_ids == 2 && g.delta.ids[1] == 6 && g.delta.choice == 1);
+    assert_true(g.delta.finish == TD_FINISH_LENGTH && strcmp(g.delta.stop_text, "x") == 0);
+    td_buf_clear(&out);
+    assert_int_equal(td_api_usage_encode(&out, "id", &u), TD_OK);
+    assert_int_equal(td_api_generated_decode(out.data, out.len, arena, &g), TD_OK);
+    assert_true(g.said == TD_API_SAID_USAGE && g.usage.prompt_tokens == 3 &&
+                g.usage.completion_tokens == 4 && g.usage.cached_tokens == 1);
+    assert_int_equal(td_api_generated_decode((const uint8_t *)"", 0, arena, &g), TD_OK);
+    assert_int_equal(g.said, TD_API_SAID_NOTHING);
+}
+
+static void bytes_that_are_no_answer_are_refused(void **state)
+{
+    (void)state;
+    struct td_api_generated g;
+    struct td_api_event e;
+    struct td_api_node node;
+    const struct td_api_node *nodes = NULL;
+    uint32_t n = 0;
+    static const struct {
+        const char *bytes;
+        size_t len;
+    } rows[] = {{"\x12\5\x12\3\xff\xff\xff", 7}, /* text that is no UTF-8 */
+                {"\x12\x7f\x12", 3},             /* longer than it is */
+                {"\x0a", 1},
+                {"\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff", 11},
+                {"\x13\1\2\3", 4}}; /* a group */
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        const uint8_t *data = (const uint8_t *)rows[i].bytes;
+        assert_int_equal(td_api_generated_decode(data, rows[i].len, arena, &g), TD_ERR_BAD_REQUEST);
+        td_err err = td_api_event_decode(data, rows[i].len, arena, &e);
+        assert_true(err == TD_ERR_BAD_REQUEST || i == 0); /* whose field 2 is a number: unknown */
+        err = td_api_drained_decode(data, rows[i].len, arena, &node);
+        assert_true(err == TD_ERR_BAD_REQUEST || i == 0);
+        err = td_api_nodes_decode(data, rows[i].len, arena, &nodes, &n);
+        assert_true(err == TD_ERR_BAD_REQUEST || i == 0);
+    }
+    /* A reason that this version does not know. */
+    assert_int_equal(td_api_generated_decode((const uint8_t *)"\x12\2\x28\x63", 4, arena, &g),
+                     TD_OK);
+    assert_int_equal(g.delta.finish, TD_FINISH_NONE);
+}
+
+static void nodes_and_events_arrive_with_all_that_is_known(void **state)
+{
+    (void)state;
+    const struct td_api_node one = {.name = "p",
+                                    .epoch = "00ab",
+                                    .address = "http://a:1",
+                                    .version = "1",
+                                    .numerics = "int8",
+                                    .role = TD_ROLE_PREFILL,
+                                    .state = TD_API_NODE_DRAINING,
+                                    .ready = true,
+                                    .drained = true,
+                                    .queued = 1,
+                                    .running = 2,
+                                    .blocks = {1, 2, 3, 4, 5, 6, 7},
+                                    .queued_prompt_tok = 1ull << 40,
+                                    .dispatched = 8,
+                                    .inflight = 9,
+                                    .n_blocks = 28,
+                                    .block_tok = 16,
+                                    .max_model_len = 2048,
+                                    .max_seqs = 64,
+                                    .prefill_us_per_ktok = 11,
+                                    .decode_step_us = 12,
+                                    .layout_id = 0xfeull << 56,
+                                    .numerics_id = 13};
+    const struct td_api_node two = {.name = "d", .role = TD_ROLE_DECODE};
+    const struct td_api_node *nodes = NULL;
+    struct td_api_node node;
+    uint32_t n = 0;
+    assert_int_equal(td_api_node_encode(&out, &one), TD_OK);
+    assert_int_equal(td_api_node_encode(&out, &two), TD_OK);
+    assert_int_equal(td_api_nodes_decode(out.data, out.len, arena, &nodes, &n), TD_OK);
+    assert_int_equal(n, 2);
+    assert_string_equal(nodes[1].name, "d");
+    td_buf_clear(&out);
+    assert_int_equal(td_api_drain_encode(&out, &one), TD_OK);
+    assert_int_equal(td_api_drained_decode(out.data, out.len, arena, &node), TD_OK);
+    for (int i = 0; i < 2; i++) {
+        const struct td_api_node *g = i == 0 ? &nodes[0] : &node;
+        assert_true(strcmp(g->name, "p") == 0 && strcmp(g->epoch, "00ab") == 0 &&
+                    strcmp(g->address, "http://a:1") == 0 && strcmp(g->numerics, "int8") == 0);
+        assert_true(g->role == TD_ROLE_PREFILL && g->state == TD_API_NODE_DRAINING && g->ready &&
+                    g->drained);
+        assert_memory_equal(g->blocks, one.blocks, sizeof one.blocks);
+        assert_true(g->queued == 1 && g->running == 2 && g->queued_prompt_tok == 1ull << 40 &&
+                    g->dispatched == 8 && g->inflight == 9 && g->n_blocks == 28);
+        assert_true(g->block_tok == 16 && g->max_model_len == 2048 && g->max_seqs == 64 &&
+                    g->prefill_us_per_ktok == 11 && g->decode_step_us == 12);
+        assert_true(g->layout_id == 0xfeull << 56 && g->numerics_id == 13);
+    }
+    assert_int_equal(td_api_drained_decode((const uint8_t *)"\x08\3", 2, arena, &node), TD_OK);
+    assert_string_equal(node.name, ""); /* an older router's answer */
+    const struct td_api_event ev = {
+        .seq = 9, .unix_us = -5, .kind = "node.up", .node = "p", .id = "i", .text = "t"};
+    struct td_api_event got;
+    td_buf_clear(&out);
+    assert_int_equal(td_api_event_encode(&out, &ev), TD_OK);
+    assert_int_equal(td_api_event_decode(out.data, out.len, arena, &got), TD_OK);
+    assert_true(got.seq == 9 && got.unix_us == -5 && strcmp(got.kind, "node.up") == 0 &&
+                strcmp(got.node, "p") == 0 && strcmp(got.id, "i") == 0 &&
+                strcmp(got.text, "t") == 0);
+}
+
+static void what_an_operator_asks_arrives(void **state)
+{
+    (void)state;
+    const char *const kinds[] = {"node.up", "node.lost"};
+    const struct td_api_watch w = {.kinds = kinds, .n_kinds = 2};
+    const struct td_api_drain d = {.node = "p", .why = "y", .limit_ms = 1500};
+    struct td_api_watch got_w;
+    struct td_api_drain got_d;
+    assert_int_equal(td_api_watch_encode(&out, &w), TD_OK);
+    assert_int_equal(td_api_watch_decode(out.data, out.len, arena, &got_w), TD_OK);
+    assert_true(got_w.n_kinds == 2 && strcmp(got_w.kinds[1], "node.lost") == 0);
+    td_buf_clear(&out);
+    assert_int_equal(td_api_drain_ask_encode(&out, &d, false), TD_OK);
+    assert_int_equal(td_api_drain_decode(out.data, out.len, arena, &got_d), TD_OK);
+    assert_true(strcmp(got_d.node, "p") == 0 && strcmp(got_d.why, "y") == 0 &&
+                got_d.limit_ms == 1500);
+    td_buf_clear(&out);
+    assert_int_equal(td_api_drain_ask_encode(&out, &d, true), TD_OK);
+    assert_int_equal(td_api_undrain_decode(out.data, out.len, arena, &got_d), TD_OK);
+    assert_true(strcmp(got_d.node, "p") == 0 && strcmp(got_d.why, "y") == 0);
+}
+
+#define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        T(a_request_arrives_as_it_was_meant),    T(a_delta_keeps_zero_bytes_and_a_usage_its_counts),
+        T(bytes_that_are_no_answer_are_refused), T(nodes_and_events_arrive_with_all_that_is_known),
+        T(what_an_operator_asks_arrives),
+    };
+    return cmocka_run_group_tests_name("api_client", tests, NULL, NULL);
+}
