@@ -12,7 +12,7 @@
         }                                                                                          \
     } while (0)
 
-static enum ctl_exit unreachable(const struct ctl_admin *a, td_err err, const char *why)
+enum ctl_exit ctl_admin_unreachable(const struct ctl_admin *a, td_err err, const char *why)
 {
     bool reached = err == TD_ERR_PROTOCOL || err == TD_ERR_TOO_LARGE || err == TD_ERR_NO_MEMORY;
     if (err == TD_ERR_BAD_REQUEST) {
@@ -49,7 +49,7 @@ static enum ctl_exit ask(const struct ctl_admin *a, const struct ctl_peer *peer,
     (void)snprintf(url, sizeof url, "%s%s", peer->url, path); /* a path of ours is short */
     td_err err = td_http_client_run(&request, &answer, why, sizeof why);
     if (err != TD_OK) {
-        return unreachable(a, err, why);
+        return ctl_admin_unreachable(a, err, why);
     }
     err = td_json_parse((const char *)answer.body.data, answer.body.len, out_json, wrong,
                         sizeof wrong);

@@ -37,6 +37,8 @@ enum ctl_exit ctl_admin_get(const struct ctl_admin *a, const char *path, json_t 
 /* POSTs a JSON text. Any status is an answer. */
 enum ctl_exit ctl_admin_post(const struct ctl_admin *a, const char *path, const char *text,
                              int *out_status, json_t **out_json);
+/* Says why a router could not be asked; err as of http_client.h and grpc_client.h. */
+enum ctl_exit ctl_admin_unreachable(const struct ctl_admin *a, td_err err, const char *why);
 /* The message of an error object (interfaces.md 1.5), or "". Borrowed. */
 const char *ctl_admin_message(const json_t *json);
 

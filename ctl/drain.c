@@ -8,6 +8,7 @@
 #include "common/base/clock.h"
 #include "ctl/admin.h"
 #include "ctl/json_field.h"
+#include "ctl/nodes.h"
 #include "ctl/output.h"
 
 #define ASK_EVERY_NS 200000000
@@ -64,38 +65,18 @@ bool ctl_drain_done(const json_t *node, bool undrain)
     return json_is_true(json_object_get(node, "drained"));
 }
 
-json_t *ctl_drain_body(const char *node, bool undrain, double limit_s, const char *why)
-{
-    return json_pack("{s:s, s:b, s:I, s:s}", "node", node, "undo", undrain ? 1 : 0, "limit_ms",
-                     (json_int_t)(limit_s * 1000 + 0.5), "why", why);
-}
-
 static enum ctl_exit ask(const struct options *o, const char *name, json_t **out_node)
 {
-    int http = 0;
-    json_t *body = ctl_drain_body(name, o->undrain, o->limit_s, o->why != NULL ? o->why : "");
-    char *text = body != NULL ? json_dumps(body, JSON_COMPACT) : NULL;
-    json_decref(body);
-    if (text == NULL) {
-        ctl_say("the name or the reason is not UTF-8");
-        return CTL_USAGE;
-    }
-    enum ctl_exit status = ctl_admin_post(&o->admin, "/drain", text, &http, out_node);
-    free(text);
-    if (status == CTL_OK && http != 200) {
-        ctl_say("%s: %s (%d)", name, ctl_admin_message(*out_node), http);
-        json_decref(*out_node);
-        *out_node = NULL;
-        status = CTL_FAILED;
-    }
-    return status;
+    const struct td_api_drain d = {
+        .node = name, .why = o->why, .limit_ms = (uint32_t)(o->limit_s * 1000 + 0.5)};
+    return ctl_nodes_drain(&o->admin, &d, o->undrain, out_node);
 }
 
 /* Replaces *node by what the router says of it now; NULL once it has gone. */
 static enum ctl_exit look(const struct options *o, const char *epoch, json_t **node)
 {
     json_t *doc = NULL;
-    enum ctl_exit status = ctl_admin_get(&o->admin, "/nodes", &doc);
+    enum ctl_exit status = ctl_nodes_list(&o->admin, &doc);
     if (status == CTL_OK) {
         json_t *now = (json_t *)(uintptr_t)ctl_drain_find(doc, epoch);
         json_decref(*node);

@@ -1,6 +1,6 @@
 /* drain.h - `tandemctl drain NODE`: takes a node out of service, or with --undrain back into it.
  *
- * What: asks the router (POST /drain); the node then admits nothing new from any router and finishes what runs. With
+ * What: asks the router by gRPC (Drain, Undrain); the node then admits nothing new from any router and finishes what runs. With
  * --wait asks again until the node reports that nothing is left, or that it serves again.
  * Thread: main. Failure: exit statuses of admin.h; CTL_FAILED: no such node, or not done within --wait-timeout.
  */
@@ -20,8 +20,6 @@ enum ctl_exit ctl_drain(const void *options, char *const *args);
 const json_t *ctl_drain_find(const json_t *doc, const char *name);
 /* What remains to be waited for: true when nothing does. */
 bool ctl_drain_done(const json_t *node, bool undrain);
-/* The request's body; a new reference, NULL without memory. */
-json_t *ctl_drain_body(const char *node, bool undrain, double limit_s, const char *why);
 /* One line: how far the node is with what was asked; node NULL: it has gone. */
 void ctl_drain_say(const char *name, const json_t *node, bool undrain, FILE *out);
 

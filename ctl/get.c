@@ -8,6 +8,7 @@
 #include "ctl/admin.h"
 #include "ctl/describe.h"
 #include "ctl/json_field.h"
+#include "ctl/nodes.h"
 
 struct options {
     struct ctl_admin admin;
@@ -294,7 +295,7 @@ td_err ctl_get_print_transfers(json_t *doc, enum ctl_format format, FILE *out)
 
 /* What is asked for, and how the answer is printed. */
 struct kind {
-    const char *path; /* with room for the limit */
+    const char *path; /* with room for the limit; NULL: ctl_nodes_list */
     td_err (*print)(const struct options *o, json_t *doc);
 };
 
@@ -313,12 +314,20 @@ static td_err print_transfers(const struct options *o, json_t *doc)
     return ctl_get_print_transfers(doc, (enum ctl_format)o->format, stdout);
 }
 
-static enum ctl_exit ask_and_print(const struct options *o, const struct kind *k, bool again)
+static enum ctl_exit ask(const struct options *o, const struct kind *k, json_t **out_doc)
 {
     char path[64];
-    json_t *doc = NULL;
+    if (k->path == NULL) {
+        return ctl_nodes_list(&o->admin, out_doc);
+    }
     (void)snprintf(path, sizeof path, "%s%" PRId64, k->path, o->limit);
-    enum ctl_exit status = ctl_admin_get(&o->admin, path, &doc);
+    return ctl_admin_get(&o->admin, path, out_doc);
+}
+
+static enum ctl_exit ask_and_print(const struct options *o, const struct kind *k, bool again)
+{
+    json_t *doc = NULL;
+    enum ctl_exit status = ask(o, k, &doc);
     if (status != CTL_OK) {
         return status;
     }
@@ -353,7 +362,7 @@ static enum ctl_exit get(const struct options *o, const struct kind *k)
 
 enum ctl_exit ctl_get_nodes(const void *options, char *const *args)
 {
-    static const struct kind nodes = {"/nodes?limit=", print_nodes};
+    static const struct kind nodes = {NULL, print_nodes};
     (void)args;
     return get(options, &nodes);
 }

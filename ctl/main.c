@@ -12,11 +12,13 @@
 #include "ctl/drain.h"
 #include "ctl/explain.h"
 #include "ctl/export_tokenizer.h"
+#include "ctl/generate.h"
 #include "ctl/get.h"
 #include "ctl/health.h"
 #include "ctl/make_model.h"
 #include "ctl/top.h"
 #include "ctl/version.h"
+#include "ctl/watch.h"
 
 static const struct ctl_command commands[] = {
     {"get nodes", "", 0, &ctl_get_nodes_program, ctl_get_nodes},
@@ -26,6 +28,8 @@ static const struct ctl_command commands[] = {
     {"describe node", "NODE", 1, &ctl_describe_node_program, ctl_describe_node},
     {"describe request", "REQUEST", 1, &ctl_describe_request_program, ctl_describe_request},
     {"drain", "NODE", 1, &ctl_drain_program, ctl_drain},
+    {"watch", "", 0, &ctl_watch_program, ctl_watch},
+    {"generate", "PROMPT", 1, &ctl_generate_program, ctl_generate},
     {"explain", "REQUEST", 1, &ctl_explain_program, ctl_explain},
     {"health", "HOST:PORT", 1, &ctl_health_program, ctl_health},
     {"doctor", "", 0, &ctl_doctor_program, ctl_doctor},

@@ -1,5 +1,6 @@
 """tandemctl against a live tiny cluster: every format, every exit status, the doctor and the bench."""
 import fcntl
+import hashlib
 import json
 import os
 import pty
@@ -13,6 +14,7 @@ import struct
 import subprocess
 import tempfile
 import termios
+import threading
 import time
 
 from harness import BUILD, SCRATCH, Stream, cluster, get, issue, request, run, tiny_model, wait_for
@@ -268,6 +270,88 @@ def test_drain_lets_running_requests_finish_and_places_nothing_new():
         wait_for(lambda: len(cl.admin("/nodes")["nodes"]) == 2, 30, "the router to part from it")
         _, err = ctl("drain", "decode-1", router=router, status=FAILED)
         assert "no node of this name" in err, err
+
+
+def test_watch_tells_events_as_they_happen():
+    with cluster(prefill=1, decode=2) as cl:
+        router = f"http://127.0.0.1:{cl.router.port('admin')}"
+        watches = [subprocess.Popen([CTL, "watch", *args, "--router", router], stdout=subprocess.PIPE, text=True,
+                                    stderr=subprocess.PIPE)
+                   for args in (["--kinds", "node.drain", "--kinds", "node.undrain", "--count", "2", "-o", "json"], [])]
+        stop = threading.Event()
+
+        def drain_again_and_again():  # a watch hears of what happens from its call on
+            while not stop.is_set():
+                ctl("drain", "decode-0", "--why", "seen", router=router)
+                ctl("drain", "decode-0", "--undrain", router=router)
+        t = threading.Thread(target=drain_again_and_again)
+        t.start()
+        out, _ = watches[0].communicate(timeout=60)
+        line = watches[1].stdout.readline()
+        stop.set()
+        t.join()
+        events = [json.loads(e) for e in out.splitlines()]
+        assert len(events) == 2 and {e["kind"] for e in events} == {"node.drain", "node.undrain"}, events
+        assert all(e["node"] == "decode-0" and e["unix_us"] > 0 for e in events) and watches[0].returncode == 0
+        assert next(e for e in events if e["kind"] == "node.drain")["text"] == "seen", events
+        assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z  node\.(un)?drain  decode-0", line), line
+        _, err = ctl("watch", "--kinds", "node.up,no.such", router=router, status=FAILED)
+        assert "kinds are at most" in err, err
+        cl.router.kill()
+        _, err = watches[1].communicate(timeout=60)
+        assert watches[1].returncode == UNREACHABLE and "cannot reach" in err, err
+    ctl("watch", "--router", f"127.0.0.1:{free_port()}", status=UNREACHABLE)
+
+
+# ---- generate ----
+
+def test_generate_answers_like_the_http_api():
+    server = ["--server", f"127.0.0.1:{SHARED.router.port('grpc')}", "--temperature", "0", "--max-tokens", "6"]
+    prompt = "hello world"
+    want = request(PORT, "POST", "/v1/completions", {"prompt": prompt, "max_tokens": 6, "temperature": 0}).json()
+    text = want["choices"][0]["text"]
+    out, err = ctl("generate", prompt, *server, "--stats")
+    assert out == text + "\n" and "tokens (" in err and "ended by length" in err, (out, err)
+    doc = json.loads(ctl("generate", prompt, *server, "-o", "json", "--request-id", "ctl-generated")[0])
+    assert doc["text"] == text and doc["finish_reason"] == "length" and len(doc["token_ids"]) == 6, doc
+    assert doc["usage"]["completion_tokens"] == 6 and 0 < doc["first_token_us"] <= doc["total_us"]
+    assert yaml(ctl("generate", prompt, *server, "-o", "yaml")[0])["text"] == text
+    wait_for(lambda: any(r["request_id"] == "ctl-generated" for r in SHARED.admin("/requests")["finished"]), 30, "its end")
+    done = subprocess.run([CTL, "generate", "-", *server], input=prompt, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == text + "\n"
+    chat = request(PORT, "POST", "/v1/chat/completions",
+                   {"messages": [{"role": "user", "content": prompt}], "max_tokens": 6, "temperature": 0}).json()
+    assert ctl("generate", prompt, "--chat", *server)[0] == chat["choices"][0]["message"]["content"] + "\n"
+
+
+def test_generate_tells_scripts_how_it_went():
+    server = ["--server", f"127.0.0.1:{SHARED.router.port('grpc')}"]
+    _, err = ctl("generate", "x", *server, "--model", "no-such", status=FAILED)
+    assert "model_not_found" in err, err
+    _, err = ctl("generate", "x", "--server", f"127.0.0.1:{free_port()}", status=UNREACHABLE)
+    ctl("generate", "x", "--server", f"127.0.0.1:{PORT}", status=FAILED)  # HTTP only
+    ctl("generate", "x", *server, "--api-key-file", "/no/such", status=USAGE)
+    ctl("generate", "x", "--server", "nowhere", status=UNREACHABLE)
+    ctl("generate", *server, status=USAGE)
+
+
+def test_generate_shows_its_key_by_tls():
+    folder = tempfile.mkdtemp(dir=SCRATCH)
+    for name, ca in (("ca", None), ("server", "ca"), ("friend", "ca")):
+        issue(folder, name, ca)
+    for name, text in (("keys", "alice " + hashlib.sha256(b"secret").hexdigest() + " team-a 0 0 0 0\n"), ("key", "secret\n"),
+                       ("wrong", "guess\n")):
+        with open(os.path.join(folder, name), "w", encoding="utf-8") as f:
+            f.write(text)
+    at = os.path.join(folder, "")
+    with cluster(router=["--tls-cert", at + "server.pem", "--tls-key", at + "server.key", "--tls-client-ca", at + "ca.pem",
+                         "--api-key-file", at + "keys"]) as cl:
+        server = ["--server", f"127.0.0.1:{cl.router.port('grpc')}", "--max-tokens", "4", "--tls-ca", at + "ca.pem"]
+        friend = server + ["--tls-cert", at + "friend.pem", "--tls-key", at + "friend.key"]
+        assert ctl("generate", "hello", *friend, "--api-key-file", at + "key")[0]
+        _, err = ctl("generate", "hello", *friend, "--api-key-file", at + "wrong", status=FAILED)
+        assert "invalid_api_key" in err, err
+        ctl("generate", "hello", *server, "--api-key-file", at + "key", status=UNREACHABLE)  # shows no certificate
 
 
 def test_explain_says_what_it_does_not_know():
@@ -547,7 +631,8 @@ def test_every_command_has_help():
         assert f"usage: tandemctl {' '.join(words)}" in text and "Exit status: 0 done" in text
 
 
-COMPLETIONS = ((["ge"], {"get"}), (["get", ""], {"nodes", "requests", "transfers"}), (["get", "nodes", "--ou"], {"--output"}),
+COMPLETIONS = ((["ge"], {"get", "generate"}), (["gen"], {"generate"}), (["get", ""], {"nodes", "requests", "transfers"}),
+               (["get", "nodes", "--ou"], {"--output"}),
                (["get", "nodes", "-o", "y"], {"yaml"}), (["bench", "engine", "--isa", "avx"], {"avx2", "avx512"}),
                (["completion", ""], {"bash", "zsh", "fish"}), (["describe", "node", "pre"], {"prefill-0"}),
                (["drain", "prefill-0", "--un"], {"--undrain"}))

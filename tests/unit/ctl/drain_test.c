@@ -42,21 +42,6 @@ static void a_drain_is_over_when_the_node_says_so(void **state)
     assert_false(done("{}", true));
 }
 
-static void the_body_says_what_was_asked(void **state)
-{
-    (void)state;
-    json_t *b = ctl_drain_body("p\"0", false, 1.5, "upgrade");
-    assert_string_equal(json_string_value(json_object_get(b, "node")), "p\"0");
-    assert_true(json_is_false(json_object_get(b, "undo")));
-    assert_int_equal(json_integer_value(json_object_get(b, "limit_ms")), 1500);
-    assert_string_equal(json_string_value(json_object_get(b, "why")), "upgrade");
-    json_decref(b);
-    b = ctl_drain_body("p0", true, 0, "");
-    assert_true(json_is_true(json_object_get(b, "undo")));
-    json_decref(b);
-    assert_null(ctl_drain_body("\xff", true, 0, "")); /* no UTF-8 */
-}
-
 static void check_said(const char *node, bool undrain, const char *want)
 {
     json_t *n = json_loads(node, 0, NULL);
@@ -83,7 +68,6 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(nodes_are_found_by_epoch_or_by_name),
         cmocka_unit_test(a_drain_is_over_when_the_node_says_so),
-        cmocka_unit_test(the_body_says_what_was_asked),
         cmocka_unit_test(the_line_says_what_was_asked_and_how_far_it_is),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
