@@ -138,7 +138,7 @@ static void whole_requests_are_answered_by_the_role(void **state)
     }
     assert_int_equal(nd_local_count(l), 0);
     rig_assert_idle(r, 0);
-    l = nd_local_destroy(l);
+    (void)nd_local_destroy(l);
     (void)rig_destroy(r);
 }
 
@@ -167,7 +167,7 @@ static void a_cancel_ends_a_work_once_and_a_late_one_is_nothing(void **state)
     assert_int_equal(h.end.finish, TD_FINISH_NONE);
     assert_false(nd_local_cancel(l, ref, &m));
     rig_assert_idle(r, 0);
-    l = nd_local_destroy(l);
+    (void)nd_local_destroy(l);
     (void)rig_destroy(r);
 }
 
@@ -198,7 +198,7 @@ static void nothing_is_said_of_a_detached_work(void **state)
     assert_int_equal(h.n_ends, 0);
     assert_int_equal(nd_local_count(l), 0);
     nd_local_detach(l, ref); /* over: nothing */
-    l = nd_local_destroy(l);
+    (void)nd_local_destroy(l);
 }
 
 static void works_are_bounded_and_their_numbers_never_come_twice(void **state)
@@ -226,7 +226,7 @@ static void works_are_bounded_and_their_numbers_never_come_twice(void **state)
     for (uint32_t i = 0; i < ND_LOCAL_MAX_WORKS; i++) {
         assert_true(refs[i] != ref);
     }
-    l = nd_local_destroy(l);
+    (void)nd_local_destroy(l);
 }
 
 static void a_mode_that_the_role_does_not_serve_is_refused(void **state)
@@ -241,7 +241,7 @@ static void a_mode_that_the_role_does_not_serve_is_refused(void **state)
         uint64_t ref = 0;
         assert_int_equal(nd_local_submit(l, &lr, NULL, &ops, NULL, &ref, &m), TD_ERR_UNSUPPORTED);
         assert_int_equal(nd_local_count(l), 0);
-        l = nd_local_destroy(l);
+        (void)nd_local_destroy(l);
     }
 }
 
@@ -258,7 +258,7 @@ static void a_prompt_and_a_budget_are_needed(void **state)
     late.budget_ms = 0;
     assert_int_equal(nd_local_submit(l, &none, NULL, &ops, NULL, &ref, &m), TD_ERR_BAD_REQUEST);
     assert_int_equal(nd_local_submit(l, &late, NULL, &ops, NULL, &ref, &m), TD_ERR_BAD_REQUEST);
-    l = nd_local_destroy(l);
+    (void)nd_local_destroy(l);
 }
 
 static void creation_survives_each_failing_allocation(void **state)
@@ -275,7 +275,7 @@ static void creation_survives_each_failing_allocation(void **state)
     }
     assert_int_equal(e, TD_OK);
     assert_true(n > 3);
-    l = nd_local_destroy(l);
+    (void)nd_local_destroy(l);
 }
 
 /* ---- an outside router: one prefill node, two decode nodes ---- */
