@@ -91,6 +91,18 @@ static bool fill_decode(struct dc_core *c, struct dc_seq *s, struct td_row *row)
     return row->tokens != NULL;
 }
 
+/* Blocks that the row does not see are gone, or may be before its step is over; their places name one
+ * that it sees. */
+static const uint32_t *table_of(struct dc_core *c, const struct dc_seq *s, const struct td_row *row)
+{
+    uint32_t *table = nd_actions_copy(c->r.out, dc_blocks(c, s), row->n_blocks * sizeof *table);
+    uint32_t behind = dc_blocks_behind(c, row->pos);
+    for (uint32_t i = 0; table != NULL && i < behind; i++) {
+        table[i] = table[behind];
+    }
+    return table;
+}
+
 static bool fill_row(struct dc_core *c, struct dc_seq *s, const struct td_batch_row *plan,
                      struct td_row *row)
 {
@@ -100,7 +112,7 @@ static bool fill_row(struct dc_core *c, struct dc_seq *s, const struct td_batch_
     uint32_t bt = c->r.p.engine->layout.block_tok;
     row->n_blocks = (row->pos + row->n + bt - 1) / bt;
     TD_INSIST(row->n_blocks <= s->n_blocks);
-    row->table = nd_actions_copy(c->r.out, dc_blocks(c, s), row->n_blocks * sizeof *row->table);
+    row->table = table_of(c, s, row);
     if (row->sampling != TD_NO_SAMPLE && s->w.sampling.logprobs > 0) {
         row->want |= TD_WANT_LOGPROBS;
     }
@@ -248,7 +260,9 @@ static void settle_row(struct dc_core *c, struct dc_seq *s, td_err err)
     if (s->finish != TD_FINISH_NONE) {
         td_growth_seen(&c->growth, s->n_out, s->finish == TD_FINISH_LENGTH);
         dc_end(c, s, TD_OK, s->finish == TD_FINISH_STOP ? "stop token" : "length");
+        return;
     }
+    dc_shed(c, s);
 }
 
 static uint32_t smooth(uint32_t old, uint64_t sample)

@@ -244,8 +244,8 @@ static bool blocks_ok(const struct dc_core *c, const struct dc_seq *s)
         [DC_RUNNING] = 1u << TD_BLK_RUNNING,
         [DC_ENDING] = 1u << TD_BLK_QUARANTINED,
     };
-    return s->n_blocks == 0 || td_kv_pool_owns(c->r.pool, nd_work_handle(&s->w), dc_blocks(c, s),
-                                               s->n_blocks, allowed[s->state]);
+    return s->n_blocks == 0 || td_kv_pool_owns(c->r.pool, nd_work_handle(&s->w),
+                                               dc_held_blocks(c, s), dc_held(s), allowed[s->state]);
 }
 
 struct sums {
@@ -258,11 +258,11 @@ static td_err check_seqs(const struct dc_core *c, struct sums *sum)
     struct nd_work *w;
     for (uint32_t at = 0; (w = nd_role_next(&c->r, &at, 0)) != NULL;) {
         const struct dc_seq *s = dc_of(w);
-        sum->held.blocks += s->n_blocks;
+        sum->held.blocks += dc_held(s);
         sum->held.seats += s->seat != 0;
         sum->held.slots += s->slot != 0;
         sum->ready += s->state == DC_READY;
-        sum->owed += s->victim && s->state == DC_ENDING ? s->n_blocks : 0;
+        sum->owed += s->victim && s->state == DC_ENDING ? dc_held(s) : 0;
         if (!timer_ok(s) || !blocks_ok(c, s)) {
             TD_LOG(ERROR, "decode request breaks an invariant", "req=%s state=%s timer=%d",
                    s->w.req, dc_state_name(s->state), timer_ok(s));

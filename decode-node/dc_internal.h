@@ -36,7 +36,8 @@ struct dc_seq {
     struct nd_span address;   /* P's, until the reservation is made */
     uint32_t seat;            /* block table + 1 while it holds blocks */
     uint32_t slot;            /* sampling slot + 1 */
-    uint32_t n_blocks;        /* held */
+    uint32_t n_blocks;        /* of its table; those behind n_gone are held */
+    uint32_t n_gone;          /* blocks at the front that no token sees any more: not held */
     uint32_t n_steps;         /* steps under way that it has a row in */
     uint32_t n_ahead;         /* of those, decode rows: tokens that only the engine knows yet */
     /* The land: open from LAND until UNLANDED. */
@@ -110,6 +111,15 @@ void dc_on_timeout(struct dc_core *c, struct dc_seq *s);
 /* Blocks follow: state and deadline of the ledger are those of the sequence. */
 void dc_move_blocks(struct dc_core *c, struct dc_seq *s, enum td_blk_state to);
 uint32_t *dc_blocks(const struct dc_core *c, const struct dc_seq *s);
+static inline uint32_t dc_held(const struct dc_seq *s)
+{
+    return s->n_blocks - s->n_gone;
+}
+/* Where the held blocks begin. */
+static inline uint32_t *dc_held_blocks(const struct dc_core *c, const struct dc_seq *s)
+{
+    return dc_blocks(c, s) + s->n_gone;
+}
 /* Calls the ledger; a refusal is our bug and shows in check(). */
 void dc_ledger(struct dc_core *c, const struct dc_seq *s, td_err e);
 void dc_stale(struct dc_core *c, const char *what, const struct td_work_id *id);
@@ -133,6 +143,10 @@ void dc_on_peer_lost(struct dc_core *c, uint64_t peer, bool fenced);
 void dc_admit(struct dc_core *c);
 /* Gives every batch row the block its next token needs; who gets none sits the step out or ends. */
 void dc_grow(struct dc_core *c);
+/* Blocks that lie wholly before what the token at this position sees: the layout's retention. */
+uint32_t dc_blocks_behind(const struct dc_core *c, uint32_t pos);
+/* Gives back what no step under way or to come reads. */
+void dc_shed(struct dc_core *c, struct dc_seq *s);
 
 /* ---- dc_batch.c: steps ---- */
 /* Joins what is ready and starts as many steps as may be under way. */

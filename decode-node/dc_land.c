@@ -9,28 +9,30 @@
 static void send_table(struct dc_core *c, struct dc_seq *s, const struct td_block_ref *refs)
 {
     struct td_wire_msg *m = nd_actions_peer_send(c->r.out, s->peer, TD_WIRE_TABLE);
-    m->table = (struct td_wire_table){.id = s->source,
-                                      .ticket = s->ticket,
-                                      .land = nd_work_handle(&s->w),
-                                      .layout_id = c->r.p.layout_id,
-                                      .first_tok = 0, /* no prefix cache yet */
-                                      .n_tok = s->w.n_prompt,
-                                      .n_blocks = s->n_blocks,
-                                      .blocks = refs};
+    uint32_t first = s->n_gone * c->r.p.engine->layout.block_tok;
+    m->table =
+        (struct td_wire_table){.id = s->source,
+                               .ticket = s->ticket,
+                               .land = nd_work_handle(&s->w),
+                               .layout_id = c->r.p.layout_id,
+                               .first_tok = first, /* no prefix cache yet: what a window hides */
+                               .n_tok = s->w.n_prompt - first,
+                               .n_blocks = dc_held(s),
+                               .blocks = refs};
 }
 
 /* The order matters: the endpoint, then the land, then the table that lets P push into it. */
 void dc_land(struct dc_core *c, struct dc_seq *s)
 {
-    struct td_block_ref *refs = nd_actions_copy(c->r.out, NULL, s->n_blocks * sizeof *refs);
+    struct td_block_ref *refs = nd_actions_copy(c->r.out, NULL, dc_held(s) * sizeof *refs);
     uint8_t *address = nd_actions_copy(c->r.out, NULL, s->address.bytes);
     if (refs == NULL || address == NULL) {
         s->peer_told = true;
         dc_end(c, s, TD_ERR_NO_MEMORY, "no memory to send the block table");
         return;
     }
-    for (uint32_t i = 0; i < s->n_blocks; i++) {
-        refs[i] = td_kv_pool_ref(c->r.pool, dc_blocks(c, s)[i]);
+    for (uint32_t i = 0; i < dc_held(s); i++) {
+        refs[i] = td_kv_pool_ref(c->r.pool, dc_held_blocks(c, s)[i]);
     }
     nd_spans_read(c->addresses, &s->address, 0, s->address.bytes, address);
     struct nd_action *a = nd_actions_add(c->r.out, ND_DO_XFER);
@@ -46,7 +48,7 @@ void dc_land(struct dc_core *c, struct dc_seq *s)
                                   .id = s->source,
                                   .layout_id = c->r.p.layout_id,
                                   .blocks = refs,
-                                  .n_blocks = s->n_blocks,
+                                  .n_blocks = dc_held(s),
                                   .n_layers = c->r.p.engine->n_layers};
     s->land_open = true;
     s->table_us = c->r.now;
@@ -166,7 +168,11 @@ void dc_on_unlanded(struct dc_core *c, const struct td_xfer_event *ev)
     struct dc_seq *s = of_land(c, ev->land);
     if (s != NULL) {
         s->land_open = false;
-        dc_finish_ending(c, s);
+        if (s->state == DC_ENDING) {
+            dc_finish_ending(c, s);
+        } else {
+            dc_shed(c, s);
+        }
     }
 }
 
@@ -206,7 +212,7 @@ static const char *record_fault(const struct dc_core *c, const struct dc_seq *s,
         return "record names another seed";
     }
     if (m->finish == TD_FINISH_NONE &&
-        (m->n_slices == 0 || m->n_slices % layers != 0 || m->n_slices / layers > s->n_blocks)) {
+        (m->n_slices == 0 || m->n_slices % layers != 0 || m->n_slices / layers > dc_held(s))) {
         return "record names an impossible number of slices";
     }
     return NULL;

@@ -22,14 +22,38 @@ static uint32_t most_output(const struct dc_core *c, const struct dc_seq *s)
     return nd_work_max_output(&s->w, c->r.p.engine->max_model_len);
 }
 
+uint32_t dc_blocks_behind(const struct dc_core *c, uint32_t pos)
+{
+    uint32_t window = c->r.p.engine->layout.window;
+    uint32_t bt = c->r.p.engine->layout.block_tok;
+    if (window == 0 || pos < window || pos == 0) {
+        return 0;
+    }
+    return nd_min_u32((pos - window + 1) / bt, (pos - 1) / bt); /* the last token's block stays */
+}
+
+/* Of a prompt that lands: blocks that its first token here does not see. */
+static uint32_t hidden_blocks(const struct dc_core *c, const struct dc_seq *s)
+{
+    return s->local ? 0 : dc_blocks_behind(c, s->w.n_prompt);
+}
+
 static struct td_growth_seq expected(const struct dc_core *c, const struct dc_seq *s)
 {
-    uint32_t max_out = most_output(c, s);
-    uint32_t held = s->len > s->w.n_prompt ? s->len : s->w.n_prompt;
-    uint32_t out = td_growth_expect(&c->growth, s->n_out, max_out);
+    uint32_t bt = c->r.p.engine->layout.block_tok;
+    uint32_t window = c->r.p.engine->layout.window;
+    uint32_t gone = (s->n_blocks > 0 ? s->n_gone : hidden_blocks(c, s)) * bt;
+    uint32_t to = s->len > s->w.n_prompt ? s->len : s->w.n_prompt;
+    uint32_t out = td_growth_expect(&c->growth, s->n_out, most_output(c, s));
     uint32_t last =
         s->w.n_prompt - s->w.n_replayed + out - 1; /* the last token's KV is not written */
-    return (struct td_growth_seq){held, last > held ? last - held : 0};
+    uint32_t held = to - gone;
+    uint32_t remain = last > to ? last - to : 0;
+    if (window > 0) {
+        uint32_t most = ((window - 1) / bt + 2) * bt; /* both ends in the middle of a block */
+        remain = nd_min_u32(remain, most > held ? most - held : 0);
+    }
+    return (struct td_growth_seq){held, remain};
 }
 
 /* Whether the pool is expected to carry `newcomer` beside what it holds. */
@@ -61,7 +85,8 @@ static bool admit_head(struct dc_core *c)
     }
     struct dc_seq *s = td_heap_entry(it, struct dc_seq, line);
     uint32_t bt = c->r.p.engine->layout.block_tok;
-    uint32_t need = (s->w.n_prompt + bt - 1) / bt;
+    uint32_t hidden = hidden_blocks(c, s);
+    uint32_t need = (s->w.n_prompt + bt - 1) / bt - hidden;
     if (need > td_kv_pool_count(c->r.pool, TD_BLK_FREE) ||
         (s->local && nd_slots_free(c->r.slots) <= c->n_ready) || !fits(c, s)) {
         return false;
@@ -71,9 +96,10 @@ static bool admit_head(struct dc_core *c)
     s->seat = nd_slots_take(c->r.seats);
     c->seated[s->seat - 1] = s->w.ref;
     td_err e = td_kv_pool_take(c->r.pool, nd_work_handle(&s->w), TD_BLK_RESERVED, s->w.budget_us,
-                               need, dc_blocks(c, s));
+                               need, dc_blocks(c, s) + hidden);
     TD_INSIST(e == TD_OK);
-    s->n_blocks = need;
+    s->n_blocks = hidden + need;
+    s->n_gone = hidden;
     if (s->local) {
         c->r.queued_tok -= s->w.n_prompt;
         s->slot = nd_slots_take(c->r.slots);
@@ -128,7 +154,7 @@ static void end_for_room(struct dc_core *c, struct dc_seq *victim)
 {
     TD_LOG(INFO, "pool exhausted, ending one request",
            "req=%s attempt=%u priority=%d blocks=%u output_tok=%u", victim->w.req,
-           victim->w.id.attempt, victim->w.priority, victim->n_blocks, victim->n_out);
+           victim->w.id.attempt, victim->w.priority, dc_held(victim), victim->n_out);
     victim->victim = true;
     dc_end(c, victim, TD_ERR_NO_CAPACITY, "the block pool is exhausted");
 }
@@ -150,6 +176,17 @@ static bool find_room(struct dc_core *c, struct dc_seq *s)
         }
     }
     return true;
+}
+
+void dc_shed(struct dc_core *c, struct dc_seq *s)
+{
+    uint32_t gone = dc_blocks_behind(c, s->len);
+    if (gone > s->n_gone && !s->land_open) { /* late slices may still be written there */
+        dc_ledger(c, s,
+                  td_kv_pool_release(c->r.pool, nd_work_handle(&s->w), dc_held_blocks(c, s),
+                                     gone - s->n_gone));
+        s->n_gone = gone;
+    }
 }
 
 void dc_grow(struct dc_core *c)

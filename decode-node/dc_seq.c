@@ -95,8 +95,8 @@ void dc_move_blocks(struct dc_core *c, struct dc_seq *s, enum td_blk_state to)
 {
     if (s->n_blocks > 0) {
         dc_ledger(c, s,
-                  td_kv_pool_move(c->r.pool, nd_work_handle(&s->w), dc_blocks(c, s), s->n_blocks,
-                                  to, s->w.timer.at_us));
+                  td_kv_pool_move(c->r.pool, nd_work_handle(&s->w), dc_held_blocks(c, s),
+                                  dc_held(s), to, s->w.timer.at_us));
     }
 }
 
@@ -226,9 +226,9 @@ static void close_seq(struct dc_core *c, struct dc_seq *s)
     if (s->n_blocks > 0) {
         dc_ledger(
             c, s,
-            td_kv_pool_release(c->r.pool, nd_work_handle(&s->w), dc_blocks(c, s), s->n_blocks));
-        c->owed_blk -= s->victim ? s->n_blocks : 0;
-        s->n_blocks = 0;
+            td_kv_pool_release(c->r.pool, nd_work_handle(&s->w), dc_held_blocks(c, s), dc_held(s)));
+        c->owed_blk -= s->victim ? dc_held(s) : 0;
+        s->n_blocks = s->n_gone = 0;
     }
     if (s->seat != 0) {
         c->seated[s->seat - 1] = (struct td_seq_ref){0};
@@ -260,7 +260,7 @@ void dc_end(struct dc_core *c, struct dc_seq *s, td_err err, const char *text)
     }
     dc_set_state(c, s, DC_ENDING);
     dc_move_blocks(c, s, TD_BLK_QUARANTINED);
-    c->owed_blk += s->victim ? s->n_blocks : 0;
+    c->owed_blk += s->victim ? dc_held(s) : 0;
 }
 
 void dc_finish_ending(struct dc_core *c, struct dc_seq *s)

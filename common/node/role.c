@@ -22,7 +22,10 @@ static bool allocate(struct nd_role *r, const struct nd_role_shape *shape)
     r->tokens = nd_tokens_create(shape->n_tokens);
     r->plan = td_zalloc(e->max_rows, sizeof *r->plan);
     r->flight = td_zalloc(e->max_rows, sizeof *r->flight);
-    r->seat_len = nd_min_u32((e->max_model_len + bt - 1) / bt, e->n_blocks);
+    r->seat_len = (e->max_model_len + bt - 1) / bt;
+    if (e->layout.window == 0) { /* else blocks behind it come back: a table may outgrow the pool */
+        r->seat_len = nd_min_u32(r->seat_len, e->n_blocks);
+    }
     r->seat_blocks = td_zalloc((size_t)shape->n_seats * r->seat_len, sizeof *r->seat_blocks);
     return r->queue != NULL && r->seats != NULL && r->slots != NULL && r->tokens != NULL &&
            r->plan != NULL && r->flight != NULL && r->seat_blocks != NULL;

@@ -43,6 +43,17 @@ def test_a_windowed_model_gives_the_same_tokens_split():
     compare("tiny-mistral")
 
 
+def test_a_window_lets_an_answer_outgrow_the_pool():
+    model = directory("tiny-mistral")  # a window of 72 tokens: at most 6 blocks of 16, and one ahead
+    ask = dict(max_tokens=400, ignore_eos=True)
+    with Both(model) as both:
+        want = tokens_of(both.port, "the router", **ask)
+    assert len(want) == 400
+    for steps in ("1", "2"):
+        with Both(model, ["--kv-blocks", "8", "--steps-in-flight", steps]) as both:
+            assert tokens_of(both.port, "the router", **ask) == want
+
+
 def test_head_norms_give_the_same_tokens_split():
     compare("tiny-qwen3")
 

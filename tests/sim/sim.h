@@ -407,6 +407,7 @@ struct sim {
     /* Sizes of this seed. */
     uint32_t p_blocks, d_blocks, max_seqs, max_queue, max_batched, chunk, link_queue;
     uint32_t steps_in_flight;
+    uint32_t window; /* tokens that a token sees; 0: all */
     uint32_t n_both; /* the last decode nodes prefill for themselves */
     struct rt_core_params rt;
     uint64_t errors; /* lines of level error before the run */

@@ -234,6 +234,11 @@ static void write_layer(struct sim_proc *p, const struct sim_row *row, uint32_t 
     }
 }
 
+static uint32_t first_seen(const struct sim *s, uint32_t pos)
+{
+    return s->window > 0 && pos >= s->window ? pos - s->window + 1 : 0;
+}
+
 /* Everything the row has read is its request's, of this try. */
 static bool read_check(struct sim *s, struct sim_proc *p, const struct sim_row *row)
 {
@@ -246,7 +251,7 @@ static bool read_check(struct sim *s, struct sim_proc *p, const struct sim_row *
     }
     const struct sim_req *r = &s->reqs[req];
     for (uint32_t l = 0; l < SIM_LAYERS; l++) {
-        for (uint32_t pos = 0; pos < row->pos + row->n; pos++) {
+        for (uint32_t pos = first_seen(s, row->pos); pos < row->pos + row->n; pos++) {
             const struct sim_cell *c = cell_at(n, row, pos, l);
             if (c->h != sim_cell_hash(r->chain[pos], l) ||
                 (w != NULL && c->attempt != w->id.attempt) || c->writer != row->handle) {

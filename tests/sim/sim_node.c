@@ -303,6 +303,13 @@ static const struct td_kv_layout layout = {.version = 1,
                                            .slice_bytes = 512,
                                            .block_bytes = 512 * SIM_LAYERS};
 
+static struct td_kv_layout layout_of(const struct sim *s)
+{
+    struct td_kv_layout l = layout;
+    l.window = s->window;
+    return l;
+}
+
 void sim_node_info(const struct sim *s, const struct sim_proc *p, struct td_buf *out)
 {
     uint64_t address[2] = {p->index, p->epoch};
@@ -329,7 +336,8 @@ void sim_node_info(const struct sim *s, const struct sim_proc *p, struct td_buf 
                                              .n_kv_heads = 1,
                                              .head_dim = 8,
                                              .block_tok = SIM_BLOCK,
-                                             .slice_bytes = 512},
+                                             .slice_bytes = 512,
+                                             .window = s->window},
                                   .numerics_id = NUMERICS_ID,
                                   .max_model_len = SIM_MAX_MODEL,
                                   .n_blocks = p->kind == SIM_PREFILL ? s->p_blocks : s->d_blocks,
@@ -348,7 +356,7 @@ void sim_node_start(struct sim *s, struct sim_proc *p)
     n->acts = acts;
     n->ops = p->kind == SIM_PREFILL ? &pf_role_ops : &dc_role_ops;
     n->info = (struct td_engine_info){
-        .layout = layout,
+        .layout = layout_of(s),
         .n_layers = SIM_LAYERS,
         .n_vocab = SIM_VOCAB,
         .max_model_len = SIM_MAX_MODEL,

@@ -39,6 +39,7 @@ static void plan_sizes(struct sim *s)
     s->chunk = chunks[sim_below(s, 3)];
     s->max_batched = 64 + 32 * (uint32_t)sim_below(s, 7);
     s->steps_in_flight = 1 + (uint32_t)(s->seed % TD_ENGINE_MAX_INFLIGHT);
+    s->window = s->seed % 3 == 0 ? 2 + (uint32_t)(s->seed * 37 % 120) : 0;
     s->rt = (struct rt_core_params){.max_requests = SIM_MAX_REQS + 4,
                                     .max_queue = sim_chance(s, 4) ? 4 : SIM_MAX_REQS,
                                     .max_queue_bytes = 1u << 20,

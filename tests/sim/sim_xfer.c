@@ -111,17 +111,24 @@ static void push(struct sim *s, struct sim_proc *p, const struct td_xfer_cmd *c)
     sim_xfer_pump(s, p, e);
 }
 
+/* The first block of a prompt that its first decode row sees. */
+static uint32_t first_shown(const struct sim *s, uint32_t n_tok)
+{
+    return s->window > 0 && n_tok >= s->window ? (n_tok - s->window + 1) / SIM_BLOCK : 0;
+}
+
 /* What P's blocks hold must be this request's prompt. */
 void sim_xfer_read_source(struct sim *s, struct sim_proc *p, const struct sim_packet *k,
                           struct sim_cell *out)
 {
     const struct sim_req *r = sim_req_of(s, &k->id);
     const struct sim_work *w = sim_node_work(p, &k->id);
+    uint32_t first = first_shown(s, w->n_tok);
     for (uint32_t i = 0; i < k->n_blocks; i++) {
         const struct sim_cell *from = sim_cells(p->node, k->src[i], k->layer);
         memcpy(out + i * SIM_BLOCK, from, SIM_BLOCK * sizeof *out);
         for (uint32_t t = 0; t < SIM_BLOCK && r != NULL; t++) {
-            uint32_t pos = (k->first_block + i) * SIM_BLOCK + t;
+            uint32_t pos = (first + k->first_block + i) * SIM_BLOCK + t;
             if (pos < w->n_tok && from[t].h != sim_cell_hash(r->chain[pos], k->layer)) {
                 sim_fail(s, "%s pushes wrong KV: request %u position %u layer %u block %u", p->name,
                          r->index, pos, k->layer, k->src[i]);

@@ -134,6 +134,7 @@ uint32_t rig_add(struct rig *r, const struct nd_role_ops *ops, const struct rig_
                    .n_kv_heads = 1,
                    .head_dim = 4,
                    .block_tok = RIG_BLOCK,
+                   .window = p->window,
                    .slice_bytes = RIG_BLOCK * 8,
                    .block_bytes = (uint64_t)RIG_BLOCK * 8 * RIG_LAYERS},
         .n_layers = RIG_LAYERS,
@@ -198,6 +199,12 @@ static int32_t token_of(uint64_t hash, uint64_t seed)
     return (int32_t)(td_mix64(hash + seed) % RIG_VOCAB);
 }
 
+/* Of the positions below `len`, the first one that the last one sees. */
+static uint32_t first_seen(uint32_t len, uint32_t window)
+{
+    return window > 0 && len > window ? len - window : 0;
+}
+
 static void run_row(struct rig_node *n, const struct rig_row *row, struct td_row_result *out)
 {
     for (uint32_t i = 0; i < row->n; i++) {
@@ -212,7 +219,8 @@ static void run_row(struct rig_node *n, const struct rig_row *row, struct td_row
         out->err = TD_ERR_DEVICE;
     } else if (row->sampling != TD_NO_SAMPLE) {
         uint64_t hash = 0;
-        for (uint32_t pos = 0; pos < row->pos + row->n; pos++) {
+        for (uint32_t pos = first_seen(row->pos + row->n, n->info.layout.window);
+             pos < row->pos + row->n; pos++) {
             for (uint32_t l = 0; l < RIG_LAYERS; l++) {
                 hash = td_mix64(hash ^ kv_at(n, row->table[pos / RIG_BLOCK], l)[pos % RIG_BLOCK]);
             }
@@ -222,6 +230,30 @@ static void run_row(struct rig_node *n, const struct rig_row *row, struct td_row
         out->logprobs[0] = -1.0f;
         n->last[row->sampling] = out->ids[0];
     }
+}
+
+/* The token after the `len` of text, through a window. */
+static int32_t next_token(const int32_t *text, uint32_t len, uint64_t seed, uint32_t window)
+{
+    uint64_t hash = 0;
+    for (uint32_t pos = first_seen(len, window); pos < len; pos++) {
+        for (uint32_t l = 0; l < RIG_LAYERS; l++) {
+            hash = td_mix64(hash ^ cell(text[pos], pos, l));
+        }
+    }
+    return token_of(hash, seed);
+}
+
+static int32_t expect_windowed(const struct td_wire_request *q, uint32_t index, uint32_t window)
+{
+    static int32_t text[4096];
+    uint32_t n = q->n_prompt - q->n_replayed;
+    assert_true(n + index < 4096);
+    memcpy(text, q->prompt, n * sizeof *text);
+    for (uint32_t len = n; len <= n + index; len++) {
+        text[len] = next_token(text, len, q->sampling.seed, window);
+    }
+    return text[n + index];
 }
 
 int32_t rig_expect(const struct td_wire_request *q, uint32_t index)
@@ -812,6 +844,7 @@ const struct td_wire_end *rig_end(const struct rig *r, uint32_t node, const stru
 uint32_t rig_tokens(const struct rig *r, const struct td_wire_request *q)
 {
     uint32_t next = q->n_replayed;
+    uint32_t window = r->node[0].info.layout.window; /* every node's */
     for (uint32_t i = 0; i < r->n_mail; i++) {
         const struct td_wire_msg *m = &r->mail[i].msg;
         for (uint32_t k = 0; m->type == TD_WIRE_TOKENS && k < m->tokens.n; k++) {
@@ -820,7 +853,8 @@ uint32_t rig_tokens(const struct rig *r, const struct td_wire_request *q)
                 continue;
             }
             assert_true(t->index <= next);
-            assert_int_equal(t->token, rig_expect(q, t->index));
+            assert_int_equal(t->token, window == 0 ? rig_expect(q, t->index)
+                                                   : expect_windowed(q, t->index, window));
             next += t->index == next;
         }
     }

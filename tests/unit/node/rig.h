@@ -108,7 +108,7 @@ struct rig {
 
 struct rig_params { /* zero: a default */
     uint32_t n_blocks, max_seqs, max_queue, max_batched, chunk, max_model_len, max_slots;
-    uint32_t steps_in_flight;
+    uint32_t steps_in_flight, window;
     bool local_prefill;
     uint64_t local_epoch;
 };
