@@ -26,7 +26,8 @@ BASE = os.path.join(os.path.dirname(HERE), "kustomize", "base")
 OWNED = {"model", "served-model-name", "chat-template", "name", "node", "cluster-key-file", "api-key-file", "role", "listen",
          "host", "port", "admin-host", "admin-port", "port-file", "kv-device", "kv-transports", "kv-port-range",
          "kv-trust-network", "drain-timeout", "log-level", "log-format", "grpc", "grpc-host", "grpc-port", "tls-cert",
-         "tls-key", "tls-client-ca", "otlp-endpoint", "trace-sample-ratio", "backend", "device"}
+         "tls-key", "tls-client-ca", "admin-tls-cert", "admin-tls-key", "admin-tls-client-ca", "otlp-endpoint",
+         "trace-sample-ratio", "backend", "device"}
 BUILTIN = {"config", "fault", "print-config", "check-config", "list-fault-points", "version", "help"}
 
 

@@ -169,6 +169,7 @@ class LocalPods:
         address = self.addresses[w.name]
         env = environment(w.container, {"metadata.name": w.name + "-0", "status.podIP": address})
         mounts = self.mounts(w)
+        env = {k: self.map_argument(v, mounts)[0] for k, v in env.items()}
         argv = [self.binary(w.program)]
         for arg in w.container["args"]:
             argv += self.map_argument(expand(arg, env), mounts)

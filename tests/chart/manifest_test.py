@@ -9,10 +9,13 @@ import json
 import os
 import re
 import signal
+import ssl
 import subprocess
 import sys
 import tempfile
 import threading
+import urllib.error
+import urllib.request
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(os.path.dirname(HERE), "integration"))
@@ -46,7 +49,7 @@ def certificates():
             subprocess.run(["openssl", *args], cwd=at, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout"]
         openssl("req", "-x509", *key, "ca.key", "-out", "ca.crt", "-subj", "/CN=ca", "-days", "2")
-        for name, san in (("server", "DNS:t-tandem,DNS:t-tandem.tandem.svc"), ("client", "DNS:client")):
+        for name, san in (("server", "DNS:t-tandem,DNS:t-tandem.tandem.svc,DNS:t-tandem-admin"), ("client", "DNS:client")):
             openssl("req", *key, name + ".key", "-out", name + ".csr", "-subj", "/CN=" + name, "-addext", "subjectAltName=" + san)
             openssl("x509", "-req", "-in", name + ".csr", "-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial",
                     "-copy_extensions", "copy", "-out", name + ".crt", "-days", "2")
@@ -59,8 +62,10 @@ def certificates():
 def brought(name):
     """Content of a Secret that the operator (or cert-manager) brings."""
     c = certificates()
-    return {"t-tandem-tls": {"tls.crt": c["server.crt"], "tls.key": c["server.key"], "ca.crt": c["ca.crt"]},
-            "client-ca": {"ca.crt": c["ca.crt"]}, "test-client": {"tls.crt": c["client.crt"], "tls.key": c["client.key"]},
+    server = {"tls.crt": c["server.crt"], "tls.key": c["server.key"], "ca.crt": c["ca.crt"]}
+    return {"t-tandem-tls": server, "admin-tls": server, "t-tandem-admin-tls": server,
+            "client-ca": {"ca.crt": c["ca.crt"]}, "operators-ca": {"ca.crt": c["ca.crt"]},
+            "test-client": {"tls.crt": c["client.crt"], "tls.key": c["client.key"]},
             "hf": {"token": "t"}, "tandem-cluster": {"cluster.key": "k1 0123456789abcdef0123456789abcdef\n"}}[name]
 
 
@@ -233,12 +238,25 @@ def pods():
 def answers(p, w, probe):
     """As the kubelet: every period, until it succeeds or has failed too often; here with a bound of 60 s."""
     get = w.container[probe]["httpGet"]
-    url = f"http://{p.addresses[w.name]}:{w.ports()[get['port']]}{get['path']}"
+    scheme = get.get("scheme", "HTTP").lower()
+    url = f"{scheme}://{p.addresses[w.name]}:{w.ports()[get['port']]}{get['path']}"
 
     def once():
         assert p.processes[w.name].poll() is None, p.log(w)[-2000:]
-        return open_get(url) == 200
+        return (unverified_get(url) if scheme == "https" else open_get(url)) == 200
     until(once, 60, f"{probe} of {w.name} at {url}")
+
+
+def unverified_get(url):
+    """Status of a GET by a client that shows no certificate and checks none, as the kubelet's."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    try:
+        with urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)) \
+                .open(url, timeout=10) as answer:
+            return answer.status
+    except urllib.error.HTTPError as e:
+        return e.code
 
 
 def test_the_pods_start_pass_their_probes_and_answer_the_helm_test():
@@ -284,6 +302,14 @@ def test_a_node_that_serves_alone_passes_its_probes_and_the_helm_test():
     assert set(p.stop().values()) == {0}
 
 
+def mounted(p, name):
+    """A file with one of the certificates."""
+    path = os.path.join(p.folder, name)
+    with open(path, "w", encoding="ascii") as f:
+        f.write(certificates()[name])
+    return path
+
+
 def test_with_tls_and_keys_only_callers_with_certificate_and_key_are_served():
     m = GOLDEN["tls-auth"]
     p = LocalPods(m, BUILD, tempfile.mkdtemp(dir=SCRATCH), tiny_model())
@@ -298,6 +324,13 @@ def test_with_tls_and_keys_only_callers_with_certificate_and_key_are_served():
     assert done.returncode == 0, (done.stdout, done.stderr)
     for line in ("a caller without a certificate is refused", "a caller without key is refused", "a chat request is answered"):
         assert line in done.stdout, done.stdout
+    router = next(w for w in m.workloads() if w.is_router)
+    _, env, _ = p.command(router)
+    assert env["TANDEM_ROUTER"].startswith("https://") and unverified_get(env["TANDEM_ROUTER"] + "/metrics") == 403, env
+    for args, status in (([], 1), (["--tls-cert", mounted(p, "client.crt"), "--tls-key", mounted(p, "client.key")], 0)):
+        done = subprocess.run([os.path.join(BUILD, "ctl", "tandemctl"), "get", "nodes", *args], env=dict(os.environ, **env),
+                              capture_output=True, text=True, timeout=30)
+        assert done.returncode == status, (done.stdout, done.stderr)
     done = helm_test(p, API_KEY="wrong")
     assert done.returncode == 1 and "a chat request says 401" in done.stderr, (done.stdout, done.stderr)
     assert set(p.stop().values()) == {0}

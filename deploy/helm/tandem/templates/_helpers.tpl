@@ -81,6 +81,15 @@ annotations:
 {{- default (printf "%s-tls" (include "tandem.fullname" .)) .Values.tls.existingSecret -}}
 {{- end -}}
 
+{{- define "tandem.adminTlsSecretName" -}}
+{{- default (printf "%s-admin-tls" (include "tandem.fullname" .)) .Values.adminTls.existingSecret -}}
+{{- end -}}
+
+{{/* The name that the admin ports' certificate has. */}}
+{{- define "tandem.adminName" -}}
+{{- include "tandem.fullname" . }}-admin
+{{- end -}}
+
 {{/* Flags of a config map, in order of their names; a list repeats its flag. */}}
 {{- define "tandem.flags" -}}
 {{- range $flag := keys . | sortAlpha }}

@@ -1,6 +1,16 @@
 {{/* The pod of every workload: (dict "root" $ "w" {role, name, v}). Routers and nodes differ in arguments, ports,
      devices and placement. */}}
 
+{{- define "tandem.args.adminTls" -}}
+{{- if .adminTls.enabled }}
+- --admin-tls-cert=/etc/tandem/admin-tls/tls.crt
+- --admin-tls-key=/etc/tandem/admin-tls/tls.key
+{{- if eq .adminTls.mode "mutual" }}
+- --admin-tls-client-ca=/etc/tandem/admin-ca/{{ .adminTls.clientCa.key }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
 {{- define "tandem.args.router" -}}
 {{- $root := .root -}}
 {{- $v := .w.v -}}
@@ -101,6 +111,7 @@
 {{- if include "tandem.usesGpu" .w }}
 - --backend=cuda
 {{- end }}
+{{- include "tandem.args.adminTls" $values }}
 {{- if $values.tracing.enabled }}
 - --otlp-endpoint={{ $values.tracing.endpoint }}
 {{- end }}
@@ -120,7 +131,13 @@
   valueFrom: {fieldRef: {fieldPath: status.podIP}}
 {{- if ne (include "tandem.component" .w) "node" }}
 - name: TANDEM_ROUTER
-  value: http://{{ include "tandem.podIpInUrl" .root }}:{{ .root.Values.ports.routerAdmin }}
+  value: {{ ternary "https" "http" .root.Values.adminTls.enabled }}://{{ include "tandem.podIpInUrl" .root }}:{{ .root.Values.ports.routerAdmin }}
+{{- if .root.Values.adminTls.enabled }}
+- name: TANDEM_TLS_CA
+  value: /etc/tandem/admin-tls/ca.crt
+- name: TANDEM_TLS_SERVER_NAME
+  value: {{ include "tandem.adminName" .root }}
+{{- end }}
 {{- end }}
 {{- if ne .w.role "router" }}
 {{- if not (hasKey $v.config "threads") }}
@@ -180,7 +197,7 @@ rollingUpdate:
 {{- end -}}
 
 {{- define "tandem.probe" -}}
-httpGet: {path: {{ .path }}, port: {{ .port | default "admin" }}}
+httpGet: {path: {{ .path }}, port: {{ .port | default "admin" }}{{ if .tls }}, scheme: HTTPS{{ end }}}
 {{ toYaml .timing }}
 {{- end -}}
 
@@ -200,6 +217,12 @@ httpGet: {path: {{ .path }}, port: {{ .port | default "admin" }}}
 {{- end }}
 {{- if $values.model.chatTemplate }}
 - {name: template, mountPath: /etc/tandem/template, readOnly: true}
+{{- end }}
+{{- end }}
+{{- if $values.adminTls.enabled }}
+- {name: admin-tls, mountPath: /etc/tandem/admin-tls, readOnly: true}
+{{- if eq $values.adminTls.mode "mutual" }}
+- {name: admin-ca, mountPath: /etc/tandem/admin-ca, readOnly: true}
 {{- end }}
 {{- end }}
 {{- if ne .w.role "router" }}
@@ -233,6 +256,14 @@ httpGet: {path: {{ .path }}, port: {{ .port | default "admin" }}}
 {{- if $values.model.chatTemplate }}
 - name: template
   configMap: {name: {{ include "tandem.fullname" .root }}-template}
+{{- end }}
+{{- end }}
+{{- if $values.adminTls.enabled }}
+- name: admin-tls
+  secret: {secretName: {{ include "tandem.adminTlsSecretName" .root }}, defaultMode: 0440}
+{{- if eq $values.adminTls.mode "mutual" }}
+- name: admin-ca
+  secret: {secretName: {{ default (include "tandem.adminTlsSecretName" .root) $values.adminTls.clientCa.secret }}, defaultMode: 0440, items: [{key: {{ $values.adminTls.clientCa.key }}, path: {{ $values.adminTls.clientCa.key }}}]}
 {{- end }}
 {{- end }}
 {{- if ne .w.role "router" }}
@@ -286,11 +317,11 @@ ports:
   - {name: ctrl, containerPort: {{ $ports.control }}, protocol: TCP}
 {{- end }}
 startupProbe:
-  {{- include "tandem.probe" (dict "path" "/startupz" "timing" $w.v.probes.startup) | nindent 2 }}
+  {{- include "tandem.probe" (dict "tls" .root.Values.adminTls.enabled "path" "/startupz" "timing" $w.v.probes.startup) | nindent 2 }}
 readinessProbe:
-  {{- include "tandem.probe" (dict "path" "/readyz" "port" (ternary "front" "admin" (eq $w.role "standalone")) "timing" $w.v.probes.readiness) | nindent 2 }}
+  {{- include "tandem.probe" (dict "tls" .root.Values.adminTls.enabled "path" "/readyz" "port" (ternary "front" "admin" (eq $w.role "standalone")) "timing" $w.v.probes.readiness) | nindent 2 }}
 livenessProbe:
-  {{- include "tandem.probe" (dict "path" "/livez" "timing" $w.v.probes.liveness) | nindent 2 }}
+  {{- include "tandem.probe" (dict "tls" .root.Values.adminTls.enabled "path" "/livez" "timing" $w.v.probes.liveness) | nindent 2 }}
 {{- if gt (int $w.v.preStopSeconds) 0 }}
 lifecycle:
   preStop: {exec: {command: [sleep, {{ $w.v.preStopSeconds | quote }}]}}

@@ -30,6 +30,13 @@
 {{- if and $v.tls.enabled (not $v.tls.existingSecret) (not $v.tls.certManager.enabled) -}}
 {{- fail "tls: name tls.existingSecret (tls.crt, tls.key), or enable tls.certManager" -}}
 {{- end -}}
+{{- if and $v.adminTls.enabled (not $v.adminTls.existingSecret) (not $v.adminTls.certManager.enabled) -}}
+{{- fail "adminTls: name adminTls.existingSecret (tls.crt, tls.key, ca.crt), or enable adminTls.certManager" -}}
+{{- end -}}
+{{- if and $v.adminTls.certManager.enabled (empty $v.adminTls.certManager.issuerRef) }}{{ fail "adminTls.certManager.issuerRef: name the issuer" }}{{ end -}}
+{{- if and $v.adminTls.enabled (eq $v.adminTls.mode "mutual") (or $v.monitoring.serviceMonitor.enabled $v.monitoring.podMonitor.enabled) (empty $v.monitoring.tlsConfig) -}}
+{{- fail "monitoring.tlsConfig: adminTls.mode=mutual asks Prometheus for a certificate; name it here (ca, cert, keySecret, serverName)" -}}
+{{- end -}}
 {{- if and $v.tls.certManager.enabled (empty $v.tls.certManager.issuerRef) }}{{ fail "tls.certManager.issuerRef: name the issuer" }}{{ end -}}
 {{- if and $v.tracing.enabled (empty $v.tracing.endpoint) }}{{ fail "tracing.endpoint: name the collector, for example http://otel-collector.monitoring:4318" }}{{ end -}}
 {{- range include "tandem.workloads" . | fromJsonArray -}}
