@@ -23,7 +23,7 @@ enum ctl_exit ctl_call_judge(const char *name, bool quiet, struct td_grpc_client
     return late ? CTL_UNREACHABLE : CTL_FAILED;
 }
 
-static enum ctl_exit call_admin(const struct ctl_admin *a, const char *method, const char *name,
+static enum ctl_exit call_admin(const struct ctl_admin *a, const char *method,
                                 struct td_grpc_client_call *call, struct td_grpc_client_answer *out)
 {
     char path[96], why[256] = "";
@@ -43,17 +43,24 @@ static enum ctl_exit call_admin(const struct ctl_admin *a, const char *method, c
     call->path = path;
     td_err err = td_grpc_client_run(call, out, why, sizeof why);
     ctl_peer_close(&peer);
-    return err == TD_OK ? ctl_call_judge(name, a->quiet, out) : ctl_admin_unreachable(a, err, why);
+    return err == TD_OK ? CTL_OK : ctl_admin_unreachable(a, err, why);
 }
 
-enum ctl_exit ctl_call_admin(const struct ctl_admin *a, const char *method, const char *name,
-                             const struct td_buf *message, struct td_grpc_client_answer *out)
+enum ctl_exit ctl_call_ask(const struct ctl_admin *a, const char *method,
+                           const struct td_buf *message, struct td_grpc_client_answer *out)
 {
     struct td_grpc_client_call call = {.message = message->data,
                                        .len = message->len,
                                        .timeout_us = (int64_t)(a->timeout_s * 1e6),
                                        .max_answer = CTL_ADMIN_MAX_BODY};
-    return call_admin(a, method, name, &call, out);
+    return call_admin(a, method, &call, out);
+}
+
+enum ctl_exit ctl_call_admin(const struct ctl_admin *a, const char *method, const char *name,
+                             const struct td_buf *message, struct td_grpc_client_answer *out)
+{
+    enum ctl_exit status = ctl_call_ask(a, method, message, out);
+    return status == CTL_OK ? ctl_call_judge(name, a->quiet, out) : status;
 }
 
 enum ctl_exit ctl_call_admin_stream(const struct ctl_admin *a, const char *method,
@@ -67,7 +74,8 @@ enum ctl_exit ctl_call_admin_stream(const struct ctl_admin *a, const char *metho
                                        .keepalive_us = KEEPALIVE_US,
                                        .on_message = on_message,
                                        .arg = arg};
-    enum ctl_exit status = call_admin(a, method, a->router, &call, &answer);
+    enum ctl_exit status = call_admin(a, method, &call, &answer);
+    status = status == CTL_OK ? ctl_call_judge(a->router, a->quiet, &answer) : status;
     if (status == CTL_OK) {
         td_grpc_client_answer_fini(&answer);
     }

@@ -13,7 +13,10 @@
 
 typedef bool(ctl_call_fn)(void *arg, const uint8_t *data, size_t len);
 
-/* A method of tandem.v1.Admin whose answer is one message. `name`: what is asked for, in front of what is said of a status. */
+/* A method of tandem.v1.Admin whose answer is one message; any status is an answer. */
+enum ctl_exit ctl_call_ask(const struct ctl_admin *a, const char *method,
+                           const struct td_buf *message, struct td_grpc_client_answer *out);
+/* The same; any status but OK is a failure. `name`: what is asked for, in front of what is said of a status. */
 enum ctl_exit ctl_call_admin(const struct ctl_admin *a, const char *method, const char *name,
                              const struct td_buf *message, struct td_grpc_client_answer *out);
 /* A method that answers by a stream without end; on_message as in grpc_client.h. */

@@ -6,6 +6,7 @@
 
 #include "ctl/admin.h"
 #include "ctl/json_field.h"
+#include "ctl/record.h"
 #include "ctl/svg.h"
 #include "ctl/waterfall.h"
 
@@ -240,13 +241,6 @@ static const char *bare(const char *id)
     return id;
 }
 
-static enum ctl_exit find(const struct ctl_admin *a, const char *id, int *out_http, json_t **out)
-{
-    char path[192];
-    (void)snprintf(path, sizeof path, "/debug/request/%s", id);
-    return ctl_admin_ask(a, path, out_http, out);
-}
-
 /* The SVG goes to a file, whole or not at all. */
 static enum ctl_exit write_svg(const char *path, const json_t *record)
 {
@@ -290,32 +284,23 @@ static enum ctl_exit show(const struct options *o, const json_t *record)
 
 enum ctl_exit ctl_explain_find(const struct ctl_admin *a, const char *id, json_t **out_record)
 {
-    int http = 0;
     json_t *record = NULL;
     if (!id_is_plain(id)) {
         ctl_say("'%.128s' is not the id of a request", id);
         return CTL_USAGE;
     }
-    enum ctl_exit status = find(a, id, &http, &record);
-    if (status == CTL_OK && http == 404 && bare(id) != id && bare(id)[0] != 0) {
-        json_decref(record);
-        record = NULL;
-        status = find(a, bare(id), &http, &record);
+    enum ctl_exit status = ctl_record_ask(a, id, &record);
+    if (status == CTL_OK && record == NULL && bare(id) != id && bare(id)[0] != 0) {
+        status = ctl_record_ask(a, bare(id), &record);
     }
-    if (status != CTL_OK) {
-        return status;
-    }
-    if (http == 200) {
-        *out_record = record;
-        return CTL_OK;
-    }
-    if (http == 404) {
+    if (status == CTL_OK && record == NULL) {
         ctl_say("%s remembers no request %s; it keeps the last ones only", a->router, id);
-    } else {
-        ctl_say("%s answered %d %s", a->router, http, ctl_admin_message(record));
+        return CTL_FAILED;
     }
-    json_decref(record);
-    return CTL_FAILED;
+    if (status == CTL_OK) {
+        *out_record = record;
+    }
+    return status;
 }
 
 enum ctl_exit ctl_explain(const void *options, char *const *args)

@@ -163,10 +163,38 @@ struct td_api_explain {
     uint64_t kv_bytes;
     td_err err;
     const char *text;
+    const char *code;  /* decoding only: of the failure, "" without */
+    const char *phase; /* of a running request; "" or NULL when it has finished */
+    const char *prefill, *decode;
+    enum td_finish finish;
+    uint32_t n_prompt, n_output;
+    uint64_t cached_tok, transfer_us;
+    int64_t ttft_us, tpot_us, total_us, ended_unix_us, age_us, deadline_in_us;
+};
+struct td_api_pair {
+    const char *prefill, *decode, *excluded, *why_not;
+    bool chosen, avoided;
+    int64_t score_us, prefill_us, wait_us, decode_us;
+    uint64_t waiting_tok;
+    uint32_t free_blk, need_blk, running;
+};
+struct td_api_skipped {
+    const char *node, *why;
+};
+struct td_api_try {
+    uint32_t number;
+    int64_t submitted_us, placed_us, failed_us; /* failed_us -1: it did not */
+    const char *error, *prefill, *decode;
+    int64_t predicted_ttft_us, predicted_us;
+    uint32_t pairs_seen, n_pairs, nodes_skipped, n_skipped;
+    const struct td_api_pair *pairs;
+    const struct td_api_skipped *skipped;
 };
 #define TD_API_MAX_STAGES     16
 #define TD_API_MAX_CANDIDATES 16
 td_err td_api_explain_encode(struct td_buf *out, const struct td_api_explain *e) TD_MUST_CHECK;
+/* Behind td_api_explain_encode: one more attempt of the same answer. */
+td_err td_api_try_encode(struct td_buf *out, const struct td_api_try *t) TD_MUST_CHECK;
 
 td_err td_api_drain_encode(struct td_buf *out, const struct td_api_node *n) TD_MUST_CHECK;
 

@@ -94,6 +94,26 @@ _Static_assert((int)TD_ROLE_PREFILL == (int)TANDEM__V1__NODE_ROLE__NODE_ROLE_PRE
                    (int)TD_API_NODE_DRAINING == (int)TANDEM__V1__NODE_STATE__NODE_STATE_DRAINING,
                "roles and states have the numbers of the public API");
 
+/* What is known of the request beside its stages and candidates. */
+static void record_out(const struct td_api_explain *e, API(ExplainResponse) * r)
+{
+    r->phase = api_text(e->phase);
+    r->prefill_node = api_text(e->prefill);
+    r->decode_node = api_text(e->decode);
+    r->finish_reason =
+        (API(FinishReason))e->finish; /* the same numbers: asserted in api_client.c */
+    r->prompt_tokens = e->n_prompt;
+    r->output_tokens = e->n_output;
+    r->cached_tokens = e->cached_tok;
+    r->first_token_us = e->ttft_us;
+    r->per_token_us = e->tpot_us;
+    r->total_us = e->total_us;
+    r->ended_unix_us = e->ended_unix_us;
+    r->transfer_us = e->transfer_us;
+    r->age_us = e->age_us;
+    r->deadline_in_us = e->deadline_in_us;
+}
+
 td_err td_api_explain_encode(struct td_buf *out, const struct td_api_explain *e)
 {
     API(Stage) stages[TD_API_MAX_STAGES], *stage_list[TD_API_MAX_STAGES];
@@ -130,7 +150,73 @@ td_err td_api_explain_encode(struct td_buf *out, const struct td_api_explain *e)
     failure.message = api_text(e->text);
     failure.retryable = td_err_retryable(e->err);
     r.failure = e->err != TD_OK ? &failure : NULL;
+    record_out(e, &r);
     return api_pack(&r.base, out);
+}
+
+static void pair_out(const struct td_api_pair *p, API(WeighedPair) * m)
+{
+    *m = (API(WeighedPair))TANDEM__V1__WEIGHED_PAIR__INIT;
+    m->prefill_node = api_text(p->prefill);
+    m->decode_node = api_text(p->decode);
+    m->chosen = p->chosen;
+    m->excluded = api_text(p->excluded);
+    m->avoided = p->avoided;
+    m->score_us = p->score_us;
+    m->prefill_us = p->prefill_us;
+    m->wait_us = p->wait_us;
+    m->decode_us = p->decode_us;
+    m->waiting_tokens = p->waiting_tok;
+    m->free_blocks = p->free_blk;
+    m->needed_blocks = p->need_blk;
+    m->running_requests = p->running;
+    m->why_not = api_text(p->why_not);
+}
+
+static void try_out(const struct td_api_try *t, API(Attempt) * m)
+{
+    m->number = t->number;
+    m->submitted_us = t->submitted_us;
+    m->placed_us = t->placed_us;
+    if (t->failed_us >= 0) {
+        m->failed_us__case = TANDEM__V1__ATTEMPT__FAILED_US__FAILED_US;
+        m->failed_us = t->failed_us;
+    }
+    m->error = api_text(t->error);
+    m->prefill_node = api_text(t->prefill);
+    m->decode_node = api_text(t->decode);
+    m->predicted_first_token_us = t->predicted_ttft_us;
+    m->predicted_us = t->predicted_us;
+    m->pairs_seen = t->pairs_seen;
+    m->nodes_skipped = t->nodes_skipped;
+}
+
+td_err td_api_try_encode(struct td_buf *out, const struct td_api_try *t)
+{
+    API(WeighedPair) pairs[TD_API_MAX_CANDIDATES], *pair_list[TD_API_MAX_CANDIDATES];
+    API(SkippedNode) skipped[TD_API_MAX_CANDIDATES], *skipped_list[TD_API_MAX_CANDIDATES];
+    API(Attempt) m = TANDEM__V1__ATTEMPT__INIT;
+    API(Attempt) *one = &m;
+    API(ExplainResponse) r = TANDEM__V1__EXPLAIN_RESPONSE__INIT;
+    TD_REQUIRE(t->n_pairs <= TD_API_MAX_CANDIDATES && t->n_skipped <= TD_API_MAX_CANDIDATES);
+    for (uint32_t i = 0; i < t->n_pairs; i++) {
+        pair_out(&t->pairs[i], &pairs[i]);
+        pair_list[i] = &pairs[i];
+    }
+    for (uint32_t i = 0; i < t->n_skipped; i++) {
+        skipped[i] = (API(SkippedNode))TANDEM__V1__SKIPPED_NODE__INIT;
+        skipped[i].node = api_text(t->skipped[i].node);
+        skipped[i].why = api_text(t->skipped[i].why);
+        skipped_list[i] = &skipped[i];
+    }
+    try_out(t, &m);
+    m.pairs = pair_list;
+    m.n_pairs = t->n_pairs;
+    m.skipped = skipped_list;
+    m.n_skipped = t->n_skipped;
+    r.tries = &one;
+    r.n_tries = 1;
+    return api_pack(&r.base, out); /* messages one after the other are one message */
 }
 
 td_err td_api_drain_encode(struct td_buf *out, const struct td_api_node *n)

@@ -87,6 +87,12 @@ td_err td_api_generate_encode(struct td_buf *out, const struct td_api_generate *
     return g->input == TD_API_CHAT ? put_chat(out, g) : TD_OK;
 }
 
+static enum td_finish finish_in(API(FinishReason) f)
+{
+    /* The same numbers: asserted below. */
+    return (unsigned)f <= TD_FINISH_ERROR ? (enum td_finish)f : TD_FINISH_NONE;
+}
+
 /* The message of the answer has depth 2 whatever its bytes are, so that protobuf-c may see it unchecked: text may hold zero
  * bytes, which api_check refuses. */
 td_err td_api_generated_decode(const uint8_t *data, size_t len, struct td_arena *arena,
@@ -112,10 +118,7 @@ td_err td_api_generated_decode(const uint8_t *data, size_t len, struct td_arena 
                                         .ids = d->token_ids,
                                         .n_ids = (uint32_t)d->n_token_ids,
                                         .stop_text = d->stop_text};
-        g.delta.finish =
-            (unsigned)d->finish_reason <= TD_FINISH_ERROR
-                ? (enum td_finish)d->finish_reason /* the same numbers: asserted below */
-                : TD_FINISH_NONE;
+        g.delta.finish = finish_in(d->finish_reason);
     } else if (r->event_case == TANDEM__V1__GENERATE_RESPONSE__EVENT_USAGE) {
         g.said = TD_API_SAID_USAGE;
         g.usage = (struct td_api_usage){.prompt_tokens = r->usage->prompt_tokens,
@@ -238,5 +241,125 @@ td_err td_api_drained_decode(const uint8_t *data, size_t len, struct td_arena *a
     TD_TRY(api_unpack(&tandem__v1__drain_response__descriptor, data, len, arena, &m));
     const API(DrainResponse) *r = (const API(DrainResponse) *)(const void *)m;
     *out_node = node_in(r->node != NULL ? r->node : &none);
+    return TD_OK;
+}
+
+/* ---- explain ---- */
+
+td_err td_api_id_encode(struct td_buf *out, const char *id)
+{
+    API(ExplainRequest) r = TANDEM__V1__EXPLAIN_REQUEST__INIT;
+    r.id = api_text(id);
+    return api_pack(&r.base, out);
+}
+
+static td_err pairs_in(const API(Attempt) * m, struct td_arena *arena, struct td_api_try *t)
+{
+    struct td_api_pair *list = TD_ARENA_ARRAY(arena, struct td_api_pair, m->n_pairs + 1);
+    struct td_api_skipped *skipped = TD_ARENA_ARRAY(arena, struct td_api_skipped, m->n_skipped + 1);
+    if (list == NULL || skipped == NULL) {
+        return TD_ERR_NO_MEMORY;
+    }
+    for (size_t i = 0; i < m->n_pairs; i++) {
+        const API(WeighedPair) *p = m->pairs[i];
+        list[i] = (struct td_api_pair){.prefill = p->prefill_node,
+                                       .decode = p->decode_node,
+                                       .excluded = p->excluded,
+                                       .why_not = p->why_not,
+                                       .chosen = p->chosen != 0,
+                                       .avoided = p->avoided != 0,
+                                       .score_us = p->score_us,
+                                       .prefill_us = p->prefill_us,
+                                       .wait_us = p->wait_us,
+                                       .decode_us = p->decode_us,
+                                       .waiting_tok = p->waiting_tokens,
+                                       .free_blk = p->free_blocks,
+                                       .need_blk = p->needed_blocks,
+                                       .running = p->running_requests};
+    }
+    for (size_t i = 0; i < m->n_skipped; i++) {
+        skipped[i] =
+            (struct td_api_skipped){.node = m->skipped[i]->node, .why = m->skipped[i]->why};
+    }
+    t->pairs = list;
+    t->n_pairs = (uint32_t)m->n_pairs;
+    t->skipped = skipped;
+    t->n_skipped = (uint32_t)m->n_skipped;
+    return TD_OK;
+}
+
+static td_err try_in(const API(Attempt) * m, struct td_arena *arena, struct td_api_try *t)
+{
+    bool failed = m->failed_us__case == TANDEM__V1__ATTEMPT__FAILED_US__FAILED_US;
+    *t = (struct td_api_try){.number = m->number,
+                             .submitted_us = m->submitted_us,
+                             .placed_us = m->placed_us,
+                             .failed_us = failed ? m->failed_us : -1,
+                             .error = m->error,
+                             .prefill = m->prefill_node,
+                             .decode = m->decode_node,
+                             .predicted_ttft_us = m->predicted_first_token_us,
+                             .predicted_us = m->predicted_us,
+                             .pairs_seen = m->pairs_seen,
+                             .nodes_skipped = m->nodes_skipped};
+    return pairs_in(m, arena, t);
+}
+
+static td_err stages_in(const API(ExplainResponse) * r, struct td_arena *arena,
+                        struct td_api_explain *out)
+{
+    struct td_api_stage *list = TD_ARENA_ARRAY(arena, struct td_api_stage, r->n_stages + 1);
+    if (list == NULL) {
+        return TD_ERR_NO_MEMORY;
+    }
+    for (size_t i = 0; i < r->n_stages; i++) {
+        list[i] = (struct td_api_stage){.name = r->stages[i]->name,
+                                        .node = r->stages[i]->node,
+                                        .began_us = r->stages[i]->began_us,
+                                        .took_us = r->stages[i]->took_us};
+    }
+    out->stages = list;
+    out->n_stages = (uint32_t)r->n_stages;
+    return TD_OK;
+}
+
+td_err td_api_explained_decode(const uint8_t *data, size_t len, struct td_arena *arena,
+                               struct td_api_explain *out, const struct td_api_try **out_tries,
+                               uint32_t *out_n)
+{
+    ProtobufCMessage *m = NULL;
+    TD_TRY(api_unpack(&tandem__v1__explain_response__descriptor, data, len, arena, &m));
+    const API(ExplainResponse) *r = (const API(ExplainResponse) *)(const void *)m;
+    struct td_api_try *tries = TD_ARENA_ARRAY(arena, struct td_api_try, r->n_tries + 1);
+    if (tries == NULL) {
+        return TD_ERR_NO_MEMORY;
+    }
+    for (size_t i = 0; i < r->n_tries; i++) {
+        TD_TRY(try_in(r->tries[i], arena, &tries[i]));
+    }
+    struct td_api_explain e = {.id = r->id,
+                               .transport = r->transport,
+                               .attempts = r->attempts,
+                               .kv_bytes = r->kv_bytes,
+                               .code = r->failure != NULL ? r->failure->code : "",
+                               .text = r->failure != NULL ? r->failure->message : "",
+                               .phase = r->phase,
+                               .prefill = r->prefill_node,
+                               .decode = r->decode_node,
+                               .finish = finish_in(r->finish_reason),
+                               .n_prompt = r->prompt_tokens,
+                               .n_output = r->output_tokens,
+                               .cached_tok = r->cached_tokens,
+                               .transfer_us = r->transfer_us,
+                               .ttft_us = r->first_token_us,
+                               .tpot_us = r->per_token_us,
+                               .total_us = r->total_us,
+                               .ended_unix_us = r->ended_unix_us,
+                               .age_us = r->age_us,
+                               .deadline_in_us = r->deadline_in_us};
+    TD_TRY(stages_in(r, arena, &e));
+    *out = e;
+    *out_tries = tries;
+    *out_n = (uint32_t)r->n_tries;
     return TD_OK;
 }

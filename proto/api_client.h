@@ -30,6 +30,12 @@ td_err td_api_event_decode(const uint8_t *data, size_t len, struct td_arena *are
 
 td_err td_api_nodes_decode(const uint8_t *data, size_t len, struct td_arena *arena,
                            const struct td_api_node **out_nodes, uint32_t *out_n) TD_MUST_CHECK;
+/* An ExplainRequest. */
+td_err td_api_id_encode(struct td_buf *out, const char *id) TD_MUST_CHECK;
+/* Everything but candidates, which are the last attempt's pairs. */
+td_err td_api_explained_decode(const uint8_t *data, size_t len, struct td_arena *arena,
+                               struct td_api_explain *out, const struct td_api_try **out_tries,
+                               uint32_t *out_n) TD_MUST_CHECK;
 /* With undo: an UndrainRequest. */
 td_err td_api_drain_ask_encode(struct td_buf *out, const struct td_api_drain *d,
                                bool undo) TD_MUST_CHECK;

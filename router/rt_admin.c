@@ -84,7 +84,7 @@ static td_err nodes_json(const struct rt_shell *s, struct td_buf *b)
     return td_buf_puts(b, "]");
 }
 
-static const char *phase_name(enum rt_phase p)
+const char *rt__phase_name(enum rt_phase p)
 {
     static const char *const names[] = {"free", "queued", "prefill", "decode", "closing"};
     return p < RT_PHASES ? names[p] : "?";
@@ -100,7 +100,7 @@ static td_err live_fields(const struct rt_shell *s, const struct rt_request_view
     TD_TRY(td_buf_printf(b,
                          ",\"phase\":\"%s\",\"attempt\":%u,\"prompt_tokens\":%u,\"output_tokens\":"
                          "%u,\"age_us\":%" PRId64 ",\"deadline_in_us\":%" PRId64 ",",
-                         phase_name(v->phase), v->id.attempt, v->n_prompt, v->n_output,
+                         rt__phase_name(v->phase), v->id.attempt, v->n_prompt, v->n_output,
                          td_now_us() - v->since_us, v->deadline_us - td_now_us()));
     TD_TRY(text(b, "prefill", d != NULL ? d->p_name : ""));
     TD_TRY(td_buf_puts(b, ","));

@@ -11,7 +11,6 @@
 #include "common/base/log.h"
 #include "common/base/mem.h"
 #include "proto/api.h"
-#include "router/rt_explain.h"
 #include "router/rt_shell_int.h"
 
 #define ANSWER_MAX   (4u << 20)
@@ -153,62 +152,10 @@ static void h_undrain(void *arg, struct td_grpc_call *c, const uint8_t *message,
 
 /* ---- explain ---- */
 
-static uint64_t positive(int64_t us)
-{
-    return us > 0 ? (uint64_t)us : 0;
-}
-
-/* The stages of interfaces.md in the order in which they happen; those of the transfer overlap prefill. */
-static uint32_t stages_of(const struct rt_history_record *r, struct td_api_stage *out)
-{
-    const struct td_wire_stages *s = &r->stages;
-    const struct {
-        const char *name, *node;
-        uint64_t took_us;
-    } rows[] = {{"router_queue", "", positive(r->queue_us)},
-                {"prefill_queue", r->prefill, s->prefill_queue_us},
-                {"prefill", r->prefill, s->prefill_us},
-                {"transfer_exposed", r->decode, s->transfer_exposed_us},
-                {"decode_queue", r->decode, s->decode_queue_us},
-                {"decode", r->decode, s->decode_us}};
-    uint64_t began_us = 0;
-    for (uint32_t i = 0; i < TD_COUNT(rows); i++) {
-        out[i] = (struct td_api_stage){.name = rows[i].name,
-                                       .node = rows[i].node,
-                                       .began_us = began_us,
-                                       .took_us = rows[i].took_us};
-        began_us += rows[i].took_us;
-    }
-    return TD_COUNT(rows);
-}
-
-static uint32_t candidates_of(const struct rt_shell *s, const struct rt_history_record *r,
-                              struct td_api_candidate *out, char why[TD_API_MAX_CANDIDATES][160])
-{
-    const struct rt_decision_record *d = rt_core_decision(s->core, r->decision);
-    const struct rt_nodes *ns = rt_core_nodes(s->core);
-    uint32_t n = d == NULL ? 0 : d->n_candidates;
-    n = n < RT_DECISION_PAIRS ? n : RT_DECISION_PAIRS;
-    n = n < TD_API_MAX_CANDIDATES ? n : TD_API_MAX_CANDIDATES;
-    for (uint32_t i = 0; i < n; i++) {
-        const struct rt_candidate *k = &d->candidates[i];
-        out[i] = (struct td_api_candidate){
-            .prefill = rt_nodes_name(ns, k->p_epoch),
-            .decode = rt_nodes_name(ns, k->d_epoch),
-            .why_not = rt_explain_why_not(d, i, why[i], sizeof why[i]),
-            .predicted_us = positive(k->prefill_us + k->wait_us + k->decode_us),
-            .chosen = i == 0};
-    }
-    return n;
-}
-
 static void h_explain(void *arg, struct td_grpc_call *c, const uint8_t *message, size_t len)
 {
     struct rt_grpc_admin *a = arg;
     const char *id = "";
-    struct td_api_stage stages[TD_API_MAX_STAGES];
-    struct td_api_candidate candidates[TD_API_MAX_CANDIDATES];
-    char why[TD_API_MAX_CANDIDATES][160];
     struct td_buf b;
     td_arena_reset(a->arena);
     td_err err = td_api_id_decode(message, len, a->arena, &id);
@@ -216,23 +163,13 @@ static void h_explain(void *arg, struct td_grpc_call *c, const uint8_t *message,
         td_grpc_fail(c, err, "not an ExplainRequest", 0);
         return;
     }
-    const struct rt_history_record *r = rt_history_find(a->shell->history, id);
-    if (r == NULL) {
-        td_grpc_fail(c, TD_ERR_NOT_FOUND, "no finished request of this id is remembered", 0);
-        return;
-    }
-    const struct td_api_explain e = {.id = r->request_id,
-                                     .transport = r->stages.transport,
-                                     .attempts = r->attempts,
-                                     .n_stages = stages_of(r, stages),
-                                     .stages = stages,
-                                     .n_candidates = candidates_of(a->shell, r, candidates, why),
-                                     .candidates = candidates,
-                                     .kv_bytes = r->stages.kv_bytes,
-                                     .err = r->err,
-                                     .text = td_err_text(r->err)};
     td_buf_init(&b, ANSWER_MAX);
-    answer(c, &b, td_api_explain_encode(&b, &e));
+    err = rt__grpc_explain(a->shell, id, &b);
+    if (err == TD_ERR_NOT_FOUND) {
+        td_grpc_fail(c, err, "no request of this id runs or is remembered", 0);
+    } else {
+        answer(c, &b, err);
+    }
     td_buf_fini(&b);
 }
 

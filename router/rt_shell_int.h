@@ -133,6 +133,13 @@ void rt__grpc_count(struct rt_shell *s, struct td_grpc_server *server);
 /* What the router is to a prober: "" and "readiness", "liveness", "prefill", "decode". */
 enum td_health rt__health(void *arg, const char *service);
 
+/* rt_grpc_explain.c */
+/* Appends an ExplainResponse; TD_ERR_NOT_FOUND. */
+td_err rt__grpc_explain(const struct rt_shell *s, const char *id, struct td_buf *b) TD_MUST_CHECK;
+
+/* rt_admin.c */
+const char *rt__phase_name(enum rt_phase p);
+
 /* rt_grpc_admin.c */
 td_err rt__grpc_admin_create(struct rt_shell *s, struct rt_grpc_admin **out_admin) TD_MUST_CHECK;
 struct rt_grpc_admin *rt__grpc_admin_destroy(struct rt_grpc_admin *a);

@@ -65,6 +65,7 @@ NO_TEST = {
     "proto/api_pb.c": "the check in front of every message of api.h, tested by api_test",
     "router/rt_grpc.c": "part of rt_shell, tested with stock clients by tests/integration/grpc_test.py",
     "router/rt_probe.c": "part of rt_shell, tested by rt_admin_test",
+    "router/rt_grpc_explain.c": "part of rt_shell, tested by tests/integration/ctl_test.py and grpc_test.py",
     "router/rt_grpc_admin.c": "part of rt_shell, tested with stock clients by tests/integration/grpc_test.py",
     "router/rt_http.c": "part of rt_shell, tested by rt_shell_test",
     "router/rt_front.c": "a table of rt_shell's functions; every test of --role both runs it",

@@ -178,6 +178,7 @@ def test_explain_draws_the_stages_of_a_request():
         assert {r[1] for r in rows} == {"decode-0", "decode-1"} and rows[0][-1] == "chosen", rows
         assert re.search(r"later|as good", " ".join(rows[1])), rows[1]
     record = json.loads(ctl("explain", "ctl-explained", "-o", "json")[0])
+    assert record == SHARED.admin("/debug/request/ctl-explained") and list(record)[-1] == "tries", record
     assert record["request_id"] == "ctl-explained"
     pairs = record["tries"][0]["candidates"]
     assert [c["chosen"] for c in pairs] == [True, False] and pairs[0]["score_us"] <= pairs[1]["score_us"]

@@ -527,7 +527,13 @@ def test_operators_see_explain_and_drain_on_the_admin_port_only():
         chosen = [c for c in told.candidates if c.chosen]
         assert len(chosen) == 1 and not chosen[0].why_not and len(told.candidates) == 2
         assert all(c.why_not for c in told.candidates if not c.chosen)
+        assert len(told.tries) == 1 and told.tries[0].pairs_seen == 2 and [p.chosen for p in told.tries[0].pairs] == [True, False]
+        assert not told.tries[0].HasField("failed_us") and told.output_tokens == 4 and told.phase == "", told
         assert status_of(lambda: admin.Explain(pb.ExplainRequest(id="no"), timeout=WAIT))[0] == grpc.StatusCode.NOT_FOUND
+        assert admin.Drain(pb.DrainRequest(node="decode-0", why="test"), timeout=WAIT).node.name == "decode-0"
+        assert admin.Undrain(pb.UndrainRequest(node="decode-0"), timeout=WAIT).node.name == "decode-0"
+        wait_for(lambda: {n.name: n.state for n in admin.ListNodes(pb.ListNodesRequest(), timeout=WAIT).nodes}["decode-0"]
+                 == pb.NODE_STATE_READY, WAIT, "the undrained node")
         assert status_of(lambda: admin.Drain(pb.DrainRequest(node="no"), timeout=WAIT))[0] == grpc.StatusCode.NOT_FOUND
         assert status_of(lambda: admin.Drain(pb.DrainRequest(node="decode-0", limit_ms=10 ** 9), timeout=WAIT))[0] \
             == grpc.StatusCode.INVALID_ARGUMENT

@@ -416,7 +416,9 @@ struct script {
 static void say(struct script *s, const void *data, size_t len)
 {
     assert_true(s->len + len <= sizeof s->bytes);
-    memcpy(s->bytes + s->len, data, len);
+    if (len > 0) {
+        memcpy(s->bytes + s->len, data, len);
+    }
     s->len += len;
 }
 

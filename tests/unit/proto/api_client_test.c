@@ -205,6 +205,92 @@ static void nodes_and_events_arrive_with_all_that_is_known(void **state)
                 strcmp(got.text, "t") == 0);
 }
 
+static void an_explanation_arrives_with_its_attempts(void **state)
+{
+    (void)state;
+    const struct td_api_stage stage = {.name = "prefill", .node = "p", .began_us = 5, .took_us = 7};
+    const struct td_api_pair pairs[] = {{.prefill = "p",
+                                         .decode = "d",
+                                         .chosen = true,
+                                         .score_us = 9,
+                                         .waiting_tok = 3,
+                                         .free_blk = 4,
+                                         .need_blk = 5,
+                                         .running = 6},
+                                        {.prefill = "p",
+                                         .decode = "e",
+                                         .excluded = "no_capacity",
+                                         .why_not = "full",
+                                         .avoided = true,
+                                         .score_us = -1}};
+    const struct td_api_skipped skipped = {"x", "draining"};
+    const struct td_api_try tries[] = {
+        {.number = 0,
+         .submitted_us = 1,
+         .placed_us = 2,
+         .failed_us = 0,
+         .error = "node_lost",
+         .prefill = "p",
+         .decode = "d",
+         .pairs_seen = 40,
+         .n_pairs = 2,
+         .pairs = pairs,
+         .nodes_skipped = 9,
+         .n_skipped = 1,
+         .skipped = &skipped},
+        {.number = 1, .failed_us = -1, .prefill = "p", .decode = "e"}};
+    const struct td_api_explain e = {.id = "i",
+                                     .transport = "shm",
+                                     .attempts = 2,
+                                     .n_stages = 1,
+                                     .stages = &stage,
+                                     .kv_bytes = 1ull << 40,
+                                     .err = TD_ERR_BUDGET,
+                                     .phase = "decode",
+                                     .prefill = "p",
+                                     .decode = "d",
+                                     .finish = TD_FINISH_STOP,
+                                     .n_prompt = 11,
+                                     .n_output = 12,
+                                     .cached_tok = 13,
+                                     .transfer_us = 14,
+                                     .ttft_us = 15,
+                                     .tpot_us = 16,
+                                     .total_us = 17,
+                                     .ended_unix_us = 18,
+                                     .age_us = 19,
+                                     .deadline_in_us = -20};
+    struct td_api_explain g;
+    const struct td_api_try *t = NULL;
+    uint32_t n = 0;
+    assert_int_equal(td_api_id_encode(&out, "i"), TD_OK);
+    const char *id = NULL;
+    assert_int_equal(td_api_id_decode(out.data, out.len, arena, &id), TD_OK);
+    assert_string_equal(id, "i");
+    td_buf_clear(&out);
+    assert_int_equal(td_api_explain_encode(&out, &e), TD_OK);
+    assert_int_equal(td_api_try_encode(&out, &tries[0]), TD_OK);
+    assert_int_equal(td_api_try_encode(&out, &tries[1]), TD_OK);
+    assert_int_equal(td_api_explained_decode(out.data, out.len, arena, &g, &t, &n), TD_OK);
+    assert_true(strcmp(g.id, "i") == 0 && strcmp(g.code, "budget_spent") == 0 &&
+                strcmp(g.phase, "decode") == 0 && strcmp(g.transport, "shm") == 0);
+    assert_true(g.attempts == 2 && g.kv_bytes == 1ull << 40 && g.finish == TD_FINISH_STOP &&
+                g.n_prompt == 11 && g.n_output == 12 && g.cached_tok == 13 && g.transfer_us == 14);
+    assert_true(g.ttft_us == 15 && g.tpot_us == 16 && g.total_us == 17 && g.ended_unix_us == 18 &&
+                g.age_us == 19 && g.deadline_in_us == -20);
+    assert_true(g.n_stages == 1 && strcmp(g.stages[0].node, "p") == 0 && g.stages[0].took_us == 7);
+    assert_int_equal(n, 2);
+    assert_true(t[0].failed_us == 0 && t[1].failed_us == -1 && t[1].number == 1);
+    assert_true(t[0].n_pairs == 2 && t[0].pairs[0].chosen && t[0].pairs[0].need_blk == 5);
+    assert_true(t[0].pairs[1].avoided && t[0].pairs[1].score_us == -1 &&
+                strcmp(t[0].pairs[1].why_not, "full") == 0 &&
+                strcmp(t[0].pairs[1].excluded, "no_capacity") == 0);
+    assert_true(t[0].pairs_seen == 40 && t[0].nodes_skipped == 9 && t[0].n_skipped == 1 &&
+                strcmp(t[0].skipped[0].why, "draining") == 0);
+    assert_int_equal(td_api_explained_decode((const uint8_t *)"\x0a", 1, arena, &g, &t, &n),
+                     TD_ERR_BAD_REQUEST);
+}
+
 static void what_an_operator_asks_arrives(void **state)
 {
     (void)state;
@@ -232,8 +318,11 @@ static void what_an_operator_asks_arrives(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        T(a_request_arrives_as_it_was_meant),    T(a_delta_keeps_zero_bytes_and_a_usage_its_counts),
-        T(bytes_that_are_no_answer_are_refused), T(nodes_and_events_arrive_with_all_that_is_known),
+        T(a_request_arrives_as_it_was_meant),
+        T(a_delta_keeps_zero_bytes_and_a_usage_its_counts),
+        T(bytes_that_are_no_answer_are_refused),
+        T(nodes_and_events_arrive_with_all_that_is_known),
+        T(an_explanation_arrives_with_its_attempts),
         T(what_an_operator_asks_arrives),
     };
     return cmocka_run_group_tests_name("api_client", tests, NULL, NULL);
