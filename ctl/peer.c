@@ -20,8 +20,8 @@ static bool any_given(const struct ctl_tls *t)
     return false;
 }
 
-/* "host:port" of "host[:port][/...]"; the scheme's port when there is none. */
-static bool set_address(const char *at, bool tls, struct ctl_peer *out)
+/* "host:port" of "host[:port][/...]"; without a port the scheme's, where one was given. */
+static bool set_address(const char *at, bool tls, bool scheme, struct ctl_peer *out)
 {
     size_t n = strcspn(at, "/");
     const char *braces = at[0] == '[' ? memchr(at, ']', n) : NULL;
@@ -32,7 +32,7 @@ static bool set_address(const char *at, bool tls, struct ctl_peer *out)
                        : tls    ? ":443"
                                 : ":80");
     out->has_path = at[n] != 0;
-    return n > 0 && (size_t)len < sizeof out->address;
+    return n > 0 && (has_port || scheme) && (size_t)len < sizeof out->address;
 }
 
 static bool parse(const char *given, const struct ctl_tls *t, struct ctl_peer *out, bool *out_tls)
@@ -61,7 +61,7 @@ static bool parse(const char *given, const struct ctl_tls *t, struct ctl_peer *o
         }
     }
     return (size_t)len < sizeof out->url &&
-           set_address(out->url + strlen(schemes[*out_tls ? 1 : 0]), *out_tls, out);
+           set_address(out->url + strlen(schemes[*out_tls ? 1 : 0]), *out_tls, at != given, out);
 }
 
 enum ctl_exit ctl_peer_open(const char *option, const char *given, const struct ctl_tls *tls,

@@ -332,7 +332,7 @@ def test_generate_tells_scripts_how_it_went():
     _, err = ctl("generate", "x", "--server", f"127.0.0.1:{free_port()}", status=UNREACHABLE)
     ctl("generate", "x", "--server", f"127.0.0.1:{PORT}", status=FAILED)  # HTTP only
     ctl("generate", "x", *server, "--api-key-file", "/no/such", status=USAGE)
-    ctl("generate", "x", "--server", "nowhere", status=UNREACHABLE)
+    ctl("generate", "x", "--server", "nowhere", status=USAGE)
     ctl("generate", *server, status=USAGE)
 
 

@@ -52,8 +52,8 @@ static void what_is_no_address_and_files_that_cannot_be_read_are_wrong_usage(voi
     char endless[CTL_PEER_MAX + 1];
     memset(endless, 'a', sizeof endless);
     endless[CTL_PEER_MAX] = 0;
-    const char *const bad[] = {"",        "/",     "http://", "https:///x",
-                               "ftp://a", "a b:1", "a:1\n",   endless};
+    const char *const bad[] = {"",      "/",     "http://", "https:///x", "ftp://a", "a",
+                               "[::1]", "a/x:1", "a b:1",   "a:1\n",      endless};
     const struct ctl_tls none = {0};
     struct ctl_peer p;
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
