@@ -205,61 +205,63 @@ static void nodes_and_events_arrive_with_all_that_is_known(void **state)
                 strcmp(got.text, "t") == 0);
 }
 
+static const struct td_api_stage told_stage = {
+    .name = "prefill", .node = "p", .began_us = 5, .took_us = 7};
+static const struct td_api_pair told_pairs[] = {{.prefill = "p",
+                                                 .decode = "d",
+                                                 .chosen = true,
+                                                 .score_us = 9,
+                                                 .waiting_tok = 3,
+                                                 .free_blk = 4,
+                                                 .need_blk = 5,
+                                                 .running = 6},
+                                                {.prefill = "p",
+                                                 .decode = "e",
+                                                 .excluded = "no_capacity",
+                                                 .why_not = "full",
+                                                 .avoided = true,
+                                                 .score_us = -1}};
+static const struct td_api_skipped told_skipped = {"x", "draining"};
+static const struct td_api_try told_tries[] = {
+    {.number = 0,
+     .submitted_us = 1,
+     .placed_us = 2,
+     .failed_us = 0,
+     .error = "node_lost",
+     .prefill = "p",
+     .decode = "d",
+     .pairs_seen = 40,
+     .n_pairs = 2,
+     .pairs = told_pairs,
+     .nodes_skipped = 9,
+     .n_skipped = 1,
+     .skipped = &told_skipped},
+    {.number = 1, .failed_us = -1, .prefill = "p", .decode = "e"}};
+static const struct td_api_explain told = {.id = "i",
+                                           .transport = "shm",
+                                           .attempts = 2,
+                                           .n_stages = 1,
+                                           .stages = &told_stage,
+                                           .kv_bytes = 1ull << 40,
+                                           .err = TD_ERR_BUDGET,
+                                           .phase = "decode",
+                                           .prefill = "p",
+                                           .decode = "d",
+                                           .finish = TD_FINISH_STOP,
+                                           .n_prompt = 11,
+                                           .n_output = 12,
+                                           .cached_tok = 13,
+                                           .transfer_us = 14,
+                                           .ttft_us = 15,
+                                           .tpot_us = 16,
+                                           .total_us = 17,
+                                           .ended_unix_us = 18,
+                                           .age_us = 19,
+                                           .deadline_in_us = -20};
+
 static void an_explanation_arrives_with_its_attempts(void **state)
 {
     (void)state;
-    const struct td_api_stage stage = {.name = "prefill", .node = "p", .began_us = 5, .took_us = 7};
-    const struct td_api_pair pairs[] = {{.prefill = "p",
-                                         .decode = "d",
-                                         .chosen = true,
-                                         .score_us = 9,
-                                         .waiting_tok = 3,
-                                         .free_blk = 4,
-                                         .need_blk = 5,
-                                         .running = 6},
-                                        {.prefill = "p",
-                                         .decode = "e",
-                                         .excluded = "no_capacity",
-                                         .why_not = "full",
-                                         .avoided = true,
-                                         .score_us = -1}};
-    const struct td_api_skipped skipped = {"x", "draining"};
-    const struct td_api_try tries[] = {
-        {.number = 0,
-         .submitted_us = 1,
-         .placed_us = 2,
-         .failed_us = 0,
-         .error = "node_lost",
-         .prefill = "p",
-         .decode = "d",
-         .pairs_seen = 40,
-         .n_pairs = 2,
-         .pairs = pairs,
-         .nodes_skipped = 9,
-         .n_skipped = 1,
-         .skipped = &skipped},
-        {.number = 1, .failed_us = -1, .prefill = "p", .decode = "e"}};
-    const struct td_api_explain e = {.id = "i",
-                                     .transport = "shm",
-                                     .attempts = 2,
-                                     .n_stages = 1,
-                                     .stages = &stage,
-                                     .kv_bytes = 1ull << 40,
-                                     .err = TD_ERR_BUDGET,
-                                     .phase = "decode",
-                                     .prefill = "p",
-                                     .decode = "d",
-                                     .finish = TD_FINISH_STOP,
-                                     .n_prompt = 11,
-                                     .n_output = 12,
-                                     .cached_tok = 13,
-                                     .transfer_us = 14,
-                                     .ttft_us = 15,
-                                     .tpot_us = 16,
-                                     .total_us = 17,
-                                     .ended_unix_us = 18,
-                                     .age_us = 19,
-                                     .deadline_in_us = -20};
     struct td_api_explain g;
     const struct td_api_try *t = NULL;
     uint32_t n = 0;
@@ -268,9 +270,9 @@ static void an_explanation_arrives_with_its_attempts(void **state)
     assert_int_equal(td_api_id_decode(out.data, out.len, arena, &id), TD_OK);
     assert_string_equal(id, "i");
     td_buf_clear(&out);
-    assert_int_equal(td_api_explain_encode(&out, &e), TD_OK);
-    assert_int_equal(td_api_try_encode(&out, &tries[0]), TD_OK);
-    assert_int_equal(td_api_try_encode(&out, &tries[1]), TD_OK);
+    assert_int_equal(td_api_explain_encode(&out, &told), TD_OK);
+    assert_int_equal(td_api_try_encode(&out, &told_tries[0]), TD_OK);
+    assert_int_equal(td_api_try_encode(&out, &told_tries[1]), TD_OK);
     assert_int_equal(td_api_explained_decode(out.data, out.len, arena, &g, &t, &n), TD_OK);
     assert_true(strcmp(g.id, "i") == 0 && strcmp(g.code, "budget_spent") == 0 &&
                 strcmp(g.phase, "decode") == 0 && strcmp(g.transport, "shm") == 0);
