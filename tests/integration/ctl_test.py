@@ -144,6 +144,16 @@ def test_get_requests_shows_a_running_one():
         _, err = ctl("explain", row.split()[0], "--svg", "-", router=router, status=FAILED)
         assert "still running" in err, err
         s.close()
+        p = subprocess.Popen([CTL, "generate", "hello", "--server", f"127.0.0.1:{cl.router.port('grpc')}", "--max-tokens", "400",
+                              "--request-id", "left"], stdout=subprocess.PIPE)
+        assert p.stdout.read(1)
+        p.send_signal(signal.SIGINT)  # as Ctrl-C
+        assert p.wait(30) == -signal.SIGINT
+
+        def ended():
+            return [r["code"] for r in cl.admin("/requests")["finished"] if r["request_id"] == "left"]
+        wait_for(ended, 30, "the router to notice")
+        assert ended() == ["cancelled"], ended()
 
 
 def test_watch_asks_again_until_the_router_is_gone():
