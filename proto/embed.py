@@ -77,6 +77,16 @@ def symbols(data):
             yield name + "." + text_of(method, 1)
 
 
+def imports(files, data):
+    """Indices of the files that a file imports, directly or not."""
+    names = [text_of(f, 1) for f in files]
+    found = []
+    for name in all_of(data, 3):
+        i = names.index(name.decode())
+        found += [i] + imports(files, files[i])
+    return list(dict.fromkeys(found))
+
+
 def main():
     with open(sys.argv[1], "rb") as f:
         files = all_of(f.read(), 1)
@@ -84,9 +94,10 @@ def main():
         out.write('#include "proto/grpc_std.h"\n\n')
         for i, data in enumerate(files):
             out.write(f"static const uint8_t file_{i}[] = {{{','.join(map(str, data))}}};\n")
+            out.write(f"static const uint32_t imports_{i}[] = {{{','.join(map(str, imports(files, data) + [0]))}}};\n")
         out.write("const struct td_pb_file td_pb_files[] = {\n")
         for i, data in enumerate(files):
-            out.write(f'    {{"{text_of(data, 1)}", file_{i}, sizeof file_{i}}},\n')
+            out.write(f'    {{"{text_of(data, 1)}", file_{i}, sizeof file_{i}, imports_{i}, {len(imports(files, data))}}},\n')
         out.write(f"}};\nconst uint32_t td_pb_n_files = {len(files)};\n")
         table = [(name, i) for i, data in enumerate(files) for name in symbols(data)]
         out.write("const struct td_pb_symbol td_pb_symbols[] = {\n")

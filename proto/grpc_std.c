@@ -149,7 +149,12 @@ td_err td_pb_reflect_file(struct td_buf *out, const struct td_reflect_request *r
     struct td_buf files;
     TD_TRY(begin(out, r));
     td_buf_init(&files, out->max);
-    td_err err = api_put_bytes(&files, FIELD_FILE, td_pb_files[file].data, td_pb_files[file].len);
+    const struct td_pb_file *f = &td_pb_files[file];
+    td_err err = api_put_bytes(&files, FIELD_FILE, f->data, f->len);
+    for (uint32_t i = 0; err == TD_OK && i < f->n_imports; i++) {
+        const struct td_pb_file *other = &td_pb_files[f->imports[i]];
+        err = api_put_bytes(&files, FIELD_FILE, other->data, other->len);
+    }
     err = err == TD_OK ? api_put_bytes(out, FIELD_FILES, files.data, files.len) : err;
     td_buf_fini(&files);
     return err;

@@ -61,6 +61,8 @@ struct td_pb_file {
     const char *name;
     const uint8_t *data; /* a FileDescriptorProto */
     uint32_t len;
+    const uint32_t *imports; /* [n_imports] files that it needs, directly or not */
+    uint32_t n_imports;
 };
 struct td_pb_symbol {
     const char *name; /* "tandem.v1.Engine.Generate" */

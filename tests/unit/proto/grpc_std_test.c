@@ -25,10 +25,10 @@ static void every_service_and_message_is_in_the_table(void **state)
     assert_int_equal(td_pb_file_by_symbol("tandem.wire.v1.Message"), TD_PB_NO_FILE); /* internal */
 }
 
-static void a_file_is_its_descriptor_and_imports_nothing(void **state)
+static void a_file_is_its_descriptor_and_knows_what_it_imports(void **state)
 {
     (void)state;
-    assert_int_equal(td_pb_n_files, 4);
+    assert_int_equal(td_pb_n_files, 6);
     for (uint32_t i = 0; i < td_pb_n_files; i++) {
         const struct td_pb_file *f = &td_pb_files[i];
         size_t n = strlen(f->name);
@@ -38,7 +38,12 @@ static void a_file_is_its_descriptor_and_imports_nothing(void **state)
         assert_memory_equal(f->data + 2, f->name, n);
         assert_int_equal(f->data[2 + n], 0x12); /* package = 2 */
         uint8_t after = f->data[2 + n + 2 + f->data[2 + n + 1]];
-        assert_int_not_equal(after, 0x1a); /* dependency = 3 would come here */
+        bool engine = strcmp(f->name, "vllm_engine.proto") == 0;
+        assert_int_equal(after == 0x1a, engine); /* dependency = 3 comes here */
+        assert_int_equal(f->n_imports, engine ? 1 : 0);
+        if (engine) {
+            assert_string_equal(td_pb_files[f->imports[0]].name, "smg_common.proto");
+        }
     }
     assert_int_equal(td_pb_file_by_name("wire.proto"), TD_PB_NO_FILE);
 }
@@ -57,6 +62,11 @@ static void a_reflection_answer_begins_with_its_request(void **state)
     assert_string_equal(q.host, "h");
     assert_int_equal(td_pb_reflect_services(&out, &q, names, 1), TD_OK);
     assert_memory_equal(out.data, "\x0a\1h\x12\6\x0a\1h\x3a\1*\x32\7\x0a\5\x0a\3a.B", out.len);
+    td_buf_clear(&out);
+    uint32_t engine = td_pb_file_by_name("vllm_engine.proto"),
+             common = td_pb_file_by_name("smg_common.proto");
+    assert_int_equal(td_pb_reflect_file(&out, &q, engine), TD_OK);
+    assert_true(out.len > td_pb_files[engine].len + td_pb_files[common].len); /* both are in it */
     td_buf_clear(&out);
     assert_int_equal(td_pb_reflect_error(&out, &q, 5, "no"), TD_OK);
     assert_memory_equal(out.data, "\x0a\1h\x12\6\x0a\1h\x3a\1*\x3a\6\x08\5\x12\2no", out.len);
@@ -94,7 +104,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_service_and_message_is_in_the_table),
-        cmocka_unit_test(a_file_is_its_descriptor_and_imports_nothing),
+        cmocka_unit_test(a_file_is_its_descriptor_and_knows_what_it_imports),
         cmocka_unit_test(a_reflection_answer_begins_with_its_request),
         cmocka_unit_test(health_messages_go_both_ways),
     };
