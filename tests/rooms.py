@@ -67,6 +67,8 @@ NO_TEST = {
     "router/rt_probe.c": "part of rt_shell, tested by rt_admin_test",
     "router/rt_grpc_explain.c": "part of rt_shell, tested by tests/integration/ctl_test.py and grpc_test.py",
     "router/rt_grpc_admin.c": "part of rt_shell, tested with stock clients by tests/integration/grpc_test.py",
+    "common/node/vllm.c": "the service's port, tested with stock clients by tests/integration/engine_grpc_test.py",
+    "common/node/vllm_generate.c": "the service's calls, tested with stock clients by tests/integration/engine_grpc_test.py",
     "router/rt_http.c": "part of rt_shell, tested by rt_shell_test",
     "router/rt_front.c": "a table of rt_shell's functions; every test of --role both runs it",
 }

@@ -495,6 +495,12 @@ void td_grpc_call_on_gone(struct td_grpc_call *c, void (*fn)(void *arg), void *a
     c->gone_arg = arg;
 }
 
+void td_grpc_call_on_empty(struct td_grpc_call *c, void (*fn)(void *arg), void *arg)
+{
+    TD_REQUIRE(c->magic == CALL_MAGIC && !c->finished);
+    td_h2_stream_on_empty(c->stream, fn, arg);
+}
+
 void td_grpc_call_set_request_id(struct td_grpc_call *c, const char *id)
 {
     (void)snprintf(c->request_id, sizeof c->request_id, "%s", id);

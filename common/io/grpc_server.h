@@ -84,6 +84,8 @@ void td_grpc_call_set_background(struct td_grpc_call *c);
 void td_grpc_start(struct td_grpc_call *c);
 /* Errors as of td_h2_write; `gone` follows in a later pass. */
 td_err td_grpc_send(struct td_grpc_call *c, const void *message, size_t len) TD_MUST_CHECK;
+/* As td_h2_stream_on_empty: after a td_grpc_send; fn may send again, or finish. Not called once the call is finished or gone. */
+void td_grpc_call_on_empty(struct td_grpc_call *c, void (*fn)(void *arg), void *arg);
 /* text: for people, may be NULL. */
 void td_grpc_finish(struct td_grpc_call *c, enum td_grpc_status status, const char *text,
                     const struct td_http_header *trailers, uint32_t n);

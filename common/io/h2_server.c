@@ -53,8 +53,11 @@ struct td_h2_stream {
     struct evbuffer *out;   /* owned: what the client has not taken; NULL before the first write */
     struct td_buf trailers; /* owned: like head */
     uint32_t n_trailers;
-    int64_t deadline_us; /* of the client's bytes */
-    int64_t progress_us; /* the client took bytes, or there were none to take */
+    int64_t deadline_us;      /* of the client's bytes */
+    int64_t progress_us;      /* the client took bytes, or there were none to take */
+    void (*empty)(void *arg); /* NULL: nobody waits for it */
+    void *empty_arg;
+    bool emptied; /* it is to be told */
     void *user;
 };
 
@@ -75,6 +78,7 @@ struct conn {
     bool notified;  /* of the drain */
     bool lingering; /* shut down; what still comes is dropped */
     bool dead;
+    bool emptied;     /* one of its streams is */
     int64_t since_us; /* accepted; later: last time there was a stream; lingering: since */
     uint64_t put_bytes, sent_seen;
     int64_t sent_us; /* output was empty or moved */
@@ -86,8 +90,8 @@ struct td_h2_server {
     nghttp2_session_callbacks *callbacks;
     nghttp2_option *option;
     struct conn *conns, *dead, *dirty;
-    struct event *flusher, *reaper; /* owned: deferred steps */
-    struct td_timer *sweeper;       /* owned */
+    struct event *flusher, *reaper, *emptier; /* owned: deferred steps */
+    struct td_timer *sweeper;                 /* owned */
     int64_t sweep_us;
     bool draining;
     struct td_h2_server_stats stats;
@@ -324,6 +328,32 @@ static void flush_later(struct conn *c)
     }
 }
 
+/* Owners that waited may write again: such writes free nothing, so the lists stay what they are. */
+static void on_emptied(evutil_socket_t fd, short what, void *arg)
+{
+    (void)fd;
+    (void)what;
+    const struct td_h2_server *server = arg;
+    for (struct conn *c = server->conns; c != NULL; c = c->next) {
+        for (struct td_h2_stream *s = c->emptied ? c->streams : NULL; s != NULL; s = s->next) {
+            void (*fn)(void *) = s->emptied && !s->over && !s->ended ? s->empty : NULL;
+            s->emptied = false;
+            if (fn != NULL) {
+                s->empty = NULL;
+                fn(s->empty_arg);
+            }
+        }
+        c->emptied = false;
+    }
+}
+
+void td_h2_stream_on_empty(struct td_h2_stream *s, void (*fn)(void *arg), void *arg)
+{
+    TD_REQUIRE(s->magic == HS_MAGIC && unsent(s) > 0);
+    s->empty = fn;
+    s->empty_arg = arg;
+}
+
 static nghttp2_nv nv_of(const char *name, const char *value)
 {
     return (nghttp2_nv){.name = (uint8_t *)(uintptr_t)name,
@@ -359,6 +389,10 @@ static ssize_t on_want_bytes(nghttp2_session *session, int32_t id, uint8_t *buf,
     }
     if (unsent(s) > 0) {
         return n;
+    }
+    if (s->empty != NULL && !s->ended) {
+        s->emptied = s->conn->emptied = true;
+        event_active(s->conn->server->emptier, EV_TIMEOUT, 0);
     }
     if (s->ended) {
         *flags |= NGHTTP2_DATA_FLAG_EOF;
@@ -873,7 +907,8 @@ static td_err make_server(struct td_h2_server *s)
     TD_TRY(make_nghttp2(s));
     s->flusher = event_new(base, -1, 0, on_flush, s);
     s->reaper = event_new(base, -1, 0, reap, s);
-    if (s->flusher == NULL || s->reaper == NULL) {
+    s->emptier = event_new(base, -1, 0, on_emptied, s);
+    if (s->flusher == NULL || s->reaper == NULL || s->emptier == NULL) {
         return TD_ERR_NO_MEMORY;
     }
     TD_TRY(td_timer_create(s->p.loop, "h2 sweep", on_sweep, s, &s->sweeper));
@@ -914,6 +949,9 @@ struct td_h2_server *td_h2_server_destroy(struct td_h2_server *s)
     }
     if (s->flusher != NULL) {
         event_free(s->flusher);
+    }
+    if (s->emptier != NULL) {
+        event_free(s->emptier);
     }
     td_timer_destroy(s->sweeper);
     td_acceptor_destroy(s->acceptor);

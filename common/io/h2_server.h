@@ -97,6 +97,9 @@ void td_h2_respond(struct td_h2_stream *s, int status, const struct td_http_head
                    uint32_t n, bool end);
 /* TD_ERR_FULL: the client takes too little; the stream is reset. TD_ERR_CLOSED: it is over. */
 td_err td_h2_write(struct td_h2_stream *s, const void *data, size_t len) TD_MUST_CHECK;
+/* Calls fn once, in a later pass, when the connection has taken all that was written: for an answer larger than high_water, which
+ * is written piece by piece. Requires that something is unsent. Never called for a stream that is over. */
+void td_h2_stream_on_empty(struct td_h2_stream *s, void (*fn)(void *arg), void *arg);
 /* The answer is complete. A client that has not said everything is told to stop. */
 void td_h2_end(struct td_h2_stream *s, const struct td_http_header *trailers, uint32_t n);
 /* Cuts the stream: `calm` says that the client asked too much of us, else it is a plain cancel. */

@@ -18,6 +18,7 @@
 #include "common/model/model.h"
 #include "common/node/backend.h"
 #include "common/node/node.h"
+#include "common/node/vllm.h"
 
 struct options {
     char *model, *name, *cluster_key_file, *listen, *admin_host, *kv_device, *kv_transports,
@@ -27,11 +28,12 @@ struct options {
     double trace_ratio;
     struct td_str_list served_names;
     char *tls_cert, *tls_key, *tls_client_ca, *admin_tls_cert, *admin_tls_key, *admin_tls_client_ca;
+    char *engine_host, *engine_key_file, *engine_tls_cert, *engine_tls_key, *engine_tls_client_ca;
     int64_t admin_port, port, grpc_port, front_admin_port, max_model_len, max_seqs, max_queue,
-        batched_tokens, chunk, steps_in_flight, blocks, threads, device;
+        batched_tokens, chunk, steps_in_flight, blocks, threads, device, engine_port;
     double drain_s, hold_s, time_scale, budget_s, kv_memory_gib, gpu_share;
     int role, isa, log_level, log_format, backend, cuda_kernels;
-    bool trust_network, kv_checksum, grpc, vllm, deterministic;
+    bool trust_network, kv_checksum, grpc, vllm, deterministic, engine_grpc;
 };
 
 #define OPT(n, t, d, u, lo, hi, ch, cls, h, f)                                                     \
@@ -141,7 +143,22 @@ static const struct td_opt opts[] = {
     OPT("chat-template", STRING, "", "path", 0, 0, NULL, BOOT,
         "--role both: Jinja file instead of the model's", chat_template),
     OPT("request-timeout", DOUBLE, "600", "s", 0.1, 86400, NULL, BOOT,
-        "--role both: time budget of a request", budget_s),
+        "--role both, --engine-grpc: time budget of a request", budget_s),
+    OPT("engine-grpc", BOOL, "false", "", 0, 0, NULL, BOOT,
+        "serve vllm.grpc.engine.VllmEngine: outside routers drive this node", engine_grpc),
+    OPT("engine-grpc-host", STRING, "127.0.0.1", "address", 0, 0, NULL, BOOT,
+        "--engine-grpc: beyond loopback only with a key file or a client CA", engine_host),
+    OPT("engine-grpc-port", INT, "50051", "", 0, 65535, NULL, BOOT,
+        "--engine-grpc: 0 picks a free one", engine_port),
+    OPT("engine-grpc-key-file", STRING, "", "path", 0, 0, NULL, BOOT,
+        "--engine-grpc: who may call; lines as of the router's --api-key-file", engine_key_file),
+    OPT("engine-grpc-tls-cert", STRING, "", "path", 0, 0, NULL, BOOT,
+        "--engine-grpc: certificate chain, PEM; renewed files are noticed", engine_tls_cert),
+    OPT("engine-grpc-tls-key", STRING, "", "path", 0, 0, NULL, BOOT, "--engine-grpc: its key, PEM",
+        engine_tls_key),
+    OPT("engine-grpc-tls-client-ca", STRING, "", "path", 0, 0, NULL, BOOT,
+        "--engine-grpc: clients must show a certificate that one of these signed",
+        engine_tls_client_ca),
     OPT("drain-timeout", DOUBLE, "120", "s", 0, 3600, NULL, BOOT,
         "after SIGTERM, before running requests are cut", drain_s),
     OPT("handoff-hold", DOUBLE, "30", "s", 0.1, 3600, NULL, BOOT,
@@ -178,7 +195,8 @@ struct app {
     struct td_otlp_setting trace;
     struct td_otlp *otlp; /* NULL: no traces */
     struct td_node *node;
-    void *front; /* --role both */
+    struct nd_vllm *engine_service; /* NULL: off */
+    void *front;                    /* --role both */
     struct td_drain *drain;
     struct td_signal *hangup;
 };
@@ -188,6 +206,9 @@ struct app {
 static void begin_drain(void *arg)
 {
     struct app *a = arg;
+    if (a->engine_service != NULL) {
+        nd_vllm_drain(a->engine_service);
+    }
     if (a->front != NULL) {
         a->prog->front->drain(
             a->front); /* the front refuses new requests; the node finishes the front's */
@@ -199,7 +220,9 @@ static void begin_drain(void *arg)
 static bool is_idle(void *arg)
 {
     const struct app *a = arg;
-    return td_node_idle(a->node) && (a->front == NULL || a->prog->front->idle(a->front));
+    return td_node_idle(a->node) &&
+           (a->engine_service == NULL || nd_vllm_idle(a->engine_service)) &&
+           (a->front == NULL || a->prog->front->idle(a->front));
 }
 
 static void say_bye(void *arg)
@@ -386,8 +409,23 @@ static td_err make_node(struct app *a)
         .model_load_s = a->model_load_s,
         .otlp = a->otlp,
         .metrics_vllm = a->o.vllm,
+        .local = a->o.engine_grpc,
         .hold_s = a->o.hold_s};
     return td_node_create(&p, &a->node);
+}
+
+static td_err make_engine_service(struct app *a)
+{
+    const struct nd_vllm_params p = {.loop = a->loop,
+                                     .node = a->node,
+                                     .host = a->o.engine_host,
+                                     .port = (uint16_t)a->o.engine_port,
+                                     .key_file = a->o.engine_key_file,
+                                     .tls_cert = a->o.engine_tls_cert,
+                                     .tls_key = a->o.engine_tls_key,
+                                     .tls_client_ca = a->o.engine_tls_client_ca,
+                                     .budget_s = a->o.budget_s};
+    return a->o.engine_grpc ? nd_vllm_create(&p, &a->engine_service) : TD_OK;
 }
 
 static td_err make_front(struct app *a)
@@ -440,6 +478,9 @@ static td_err write_ports(const struct app *a)
         uint16_t grpc = a->prog->front->grpc_port(a->front);
         ok = ok && (grpc == 0 || fprintf(f, "grpc %u\n", grpc) > 0);
     }
+    if (ok && a->engine_service != NULL) {
+        ok = fprintf(f, "engine-grpc %u\n", nd_vllm_port(a->engine_service)) > 0;
+    }
     ok = f != NULL && fclose(f) == 0 && ok;
     if (!ok || rename(tmp, a->o.port_file) != 0) {
         TD_LOG(ERROR, "cannot write the port file", "path=%s", a->o.port_file);
@@ -455,6 +496,9 @@ static void on_hangup(void *arg)
     if (a->front != NULL) {
         a->prog->front->reload_tls(a->front);
     }
+    if (a->engine_service != NULL) {
+        nd_vllm_reload_tls(a->engine_service);
+    }
 }
 
 static td_err run(struct app *a)
@@ -467,6 +511,7 @@ static td_err run(struct app *a)
     TD_TRY(td_loop_create(&a->loop));
     TD_TRY(make_otlp(a));
     TD_TRY(make_node(a));
+    TD_TRY(make_engine_service(a));
     TD_TRY(make_front(a));
     TD_TRY(
         td_drain_create(a->loop, a->name, (int64_t)(a->o.drain_s * 1e6), &drain_ops, a, &a->drain));
@@ -498,6 +543,7 @@ int td_node_program_main(const struct td_node_program *prog, int argc, char **ar
     if (a.front != NULL) {
         prog->front->destroy(a.front);
     }
+    nd_vllm_destroy(a.engine_service);
     td_node_destroy(a.node);
     td_otlp_destroy(a.otlp);
     td_drain_destroy(a.drain);
