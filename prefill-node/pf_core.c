@@ -229,7 +229,9 @@ static void pf_count(const void *core, struct nd_counts *out)
         }
         out->blocks += s->state == PF_QUEUED;
         out->pending_tok += s->state == PF_QUEUED ? s->w.n_prompt : 0;
-        out->table += !s->has_table;
+        bool held = s->hold_us > 0 && s->state == PF_PARKED;
+        out->table += !s->has_table && !held;
+        out->held += held;
         out->transfer += s->state == PF_PARKED || s->state == PF_PUSHING || s->state == PF_HANDING;
     }
 }

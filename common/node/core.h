@@ -95,6 +95,7 @@ struct nd_done {
 struct nd_counts {
     uint32_t blocks;      /* no blocks yet */
     uint32_t table;       /* P: decode has not sent its block table */
+    uint32_t held;        /* P: computed, for whoever an outside router names; not in `table` */
     uint32_t transfer;    /* P: computed, KV not taken yet; D: KV has not all arrived */
     uint64_t pending_tok; /* prompt tokens of those without blocks */
 };

@@ -125,6 +125,7 @@ static void scrape_counts(struct nd_metrics *m, const struct td_wire_state *s)
     double pool_tok = (double)e->n_blocks * e->layout.block_tok;
     set(m, F_PREFILL_PREALLOC, prefill ? n.table : 0);
     set(m, F_PREFILL_INFLIGHT, prefill ? n.transfer : 0);
+    set(m, F_PREFILL_HELD, prefill ? n.held : 0);
     set(m, F_DECODE_PREALLOC, prefill ? 0 : n.blocks);
     set(m, F_DECODE_TRANSFER, prefill ? 0 : n.transfer);
     set(m, F_PENDING_RATIO, pool_tok > 0 ? (double)n.pending_tok / pool_tok : 0);

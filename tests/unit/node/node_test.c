@@ -465,6 +465,64 @@ static void a_service_of_the_process_is_answered_after_its_call(void **state)
     assert_int_equal(fake_role.last_msg, TD_WIRE_RESERVE);
 }
 
+static void answer_hold(struct fake_role *f, const struct nd_event *ev, struct nd_actions *out)
+{
+    static const struct td_wire_token none = {0};
+    (void)f;
+    if (ev->type == ND_EV_MSG && ev->msg->type == TD_WIRE_PREFILL) {
+        struct td_wire_token *t = nd_actions_copy(out, &none, sizeof none);
+        t->id = ev->msg->prefill.r.id;
+        t->token = 42;
+        struct td_wire_msg *m = nd_actions_send(out, ev->router_epoch, TD_WIRE_TOKENS);
+        m->tokens = (struct td_wire_tokens){.n = 1, .tokens = t};
+        assert_int_equal(ev->msg->prefill.hold_ms, 1500);
+        assert_int_equal(ev->msg->prefill.ticket.d_epoch, 0);
+    }
+}
+
+static struct td_handoff got_handoff;
+static uint32_t n_helds;
+
+static void service_held(void *arg, const struct td_handoff *h)
+{
+    const struct service *s = arg;
+    assert_int_equal(s->n_tokens, 1);
+    got_handoff = *h;
+    n_helds++;
+}
+
+static void a_held_prompt_comes_with_a_nonce_of_its_own(void **state)
+{
+    static const struct nd_local_ops ops = {
+        .on_token = service_token, .on_held = service_held, .on_end = service_end};
+    struct shell_rig *r = *state;
+    r->p.role_told = TD_ROLE_PREFILL;
+    r->p.local = true;
+    r->p.hold_s = 1.5;
+    shell_start(r);
+    fake_role.next = answer_hold;
+    struct nd_local_request q = {.mode = ND_LOCAL_HOLD,
+                                 .budget_ms = 1000,
+                                 .prompt = prompt,
+                                 .n_prompt = 3,
+                                 .sampling = {.max_tokens = 1, .top_p = 1, .seed = 5}};
+    struct td_handoff first = {0};
+    n_helds = 0;
+    for (uint32_t i = 0; i < 2; i++) {
+        struct service s = {.node = r->node};
+        assert_int_equal(td_node_submit(r->node, &q, &ops, &s, &s.ref), TD_OK);
+        shell_reaches(r, &n_helds, i + 1, "the hand-off");
+        assert_int_equal(got_handoff.hold_ms, 1500);
+        assert_int_equal(got_handoff.n_prompt, 3);
+        assert_int_equal(got_handoff.seed, 5);
+        assert_true(got_handoff.p_epoch != 0 && got_handoff.id.router_epoch != 0);
+        assert_true(i == 0 || memcmp(first.nonce, got_handoff.nonce, sizeof first.nonce) != 0);
+        first = got_handoff;
+        td_node_detach(r->node, s.ref);
+    }
+    assert_int_equal(td_node_local_count(r->node), 2); /* they are held still */
+}
+
 static void a_service_cancels_and_looks_away(void **state)
 {
     struct shell_rig *r = *state;
@@ -503,6 +561,7 @@ int main(void)
         TEST(the_admin_port_serves_probes_version_metrics_and_waits),
         TEST(parameters_that_do_not_fit_are_refused),
         TEST(a_service_of_the_process_is_answered_after_its_call),
+        TEST(a_held_prompt_comes_with_a_nonce_of_its_own),
         TEST(a_service_cancels_and_looks_away),
         TEST(failing_allocations_are_errors_without_leaks),
     };

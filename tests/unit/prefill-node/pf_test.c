@@ -270,6 +270,10 @@ static void a_held_prompt_goes_to_any_peer_that_knows_the_nonce_once(void **stat
     assert_int_equal(rig_tokens(r, &q), 1);
     assert_int_equal(rig_finish_of(r, &q.id), TD_FINISH_NONE); /* though max_tokens is 1 */
     rig_pass(r, 30 * RIG_SECOND);
+    struct nd_counts counts = {0};
+    pf_role_ops.count(r->node[P].core, &counts);
+    assert_int_equal(counts.held, 1);
+    assert_int_equal(counts.table, 0);
     say_table(r, &q, OTHER, 1);
     assert_int_equal(rig_last(r, P, TD_WIRE_ABORT, &q.id)->abort.err, TD_ERR_STALE);
     say_table(r, &q, OTHER, 0); /* its ticket names PEER */
@@ -277,6 +281,10 @@ static void a_held_prompt_goes_to_any_peer_that_knows_the_nonce_once(void **stat
     assert_string_equal(rig_wait(r, P, &q.id), waits[HELD]);
     say_table(r, &q, PEER, 0);
     assert_string_equal(rig_wait(r, P, &q.id), waits[GIVEN]);
+    counts = (struct nd_counts){0};
+    pf_role_ops.count(r->node[P].core, &counts);
+    assert_int_equal(counts.held + counts.table, 0);
+    assert_int_equal(counts.transfer, 1);
     uint32_t refused = rig_count(r, P, TD_WIRE_ABORT, &q.id);
     say_table(r, &q, PEER, 0);
     assert_int_equal(rig_last(r, P, TD_WIRE_ABORT, &q.id)->abort.err, TD_ERR_STALE);
