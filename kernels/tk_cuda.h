@@ -140,7 +140,10 @@ struct tk_attn_decode {
     float scale;          /* usually 1/sqrt(head_dim) */
     bool pdl;             /* start early behind the previous kernel of the stream */
     bool one_table;       /* tokens of one sequence: all rows have the first row's table */
-    uint32_t window;      /* 0: all; else the last tokens that a row sees, as in the plan */
+    uint32_t blocks;      /* of the launch, at most; 0: by max_entries. Moves no bit; sm_90a only */
+    uint32_t
+        ring; /* pages of a warp in flight, 2 or 3 (heads of 128); 0: by max_entries. Likewise */
+    uint32_t window; /* 0: all; else the last tokens that a row sees, as in the plan */
 };
 /* The counters come first and take tk_attn_decode_counters() bytes, whatever the number of sequences: launches of any
  * n_seqs and max_entries may share a scratch buffer that is large enough, one after the other. */
@@ -209,6 +212,9 @@ struct tk_flat {
     int32_t *best_idx;   /* ARGMAX: likewise */
     float *out_f32;      /* ARGMAX: [rows][out_stride] logits, or NULL */
     bool pdl;
+    uint32_t
+        l2_ahead; /* slices of 64 k of a tile brought into L2 behind the ring at the start, before the kernel in
+                          front has ended: where that one leaves device memory idle. Moves no bit; sm_90a only */
 };
 /* tiled: W is stored as [N/128][K/64][128][64] instead of [N][K]. N padded to TK_FLAT_ROWS in
  * memory, K % 64 = 0. */
@@ -271,6 +277,22 @@ td_err tk_lt_plan(struct tk_lt *lt, tk_stream s, const struct tk_lt_product *p, 
 /* Runs with an algorithm planned for some m >= p->m and the same other numbers: the fastest where they were timed, else that
  * of the least m. */
 td_err tk_lt_run(struct tk_lt *lt, tk_stream s, const struct tk_lt_product *p);
+
+/* Plans a shape with the fastest of all configurations that the library has for it, not of its first few: every algorithm,
+ * tile, stage count, cluster and option without split-K, timed with cold weights. For budget_ms, then the best so far. A
+ * tool: it takes seconds. The plan of a shape that has one is replaced. */
+struct tk_lt_search {
+    void *flush; /* device: written between runs, so that nothing of the operands is left in L2 */
+    size_t flush_bytes;
+    uint32_t budget_ms;
+};
+struct tk_lt_found {
+    uint32_t checked, timed; /* configurations */
+    float first_us, best_us; /* the library's first choice, and the best, medians of 9 cold runs */
+    uint32_t id, tile, stages, cluster, swizzle, custom;
+};
+td_err tk_lt_search(struct tk_lt *lt, tk_stream s, const struct tk_lt_product *p,
+                    const struct tk_lt_search *how, struct tk_lt_found *out);
 
 #ifdef __cplusplus
 }

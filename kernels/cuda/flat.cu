@@ -36,7 +36,7 @@ struct args {
     float *sumsq, *best_val, *out_f32;
     int32_t *best_idx;
     const float *norm;
-    uint32_t norm_parts, rows, n, k_slices, tiles, out_stride, mode, cluster, early;
+    uint32_t norm_parts, rows, n, k_slices, tiles, out_stride, mode, cluster, early, ahead;
     float norm_inv_dim, norm_eps;
 };
 
@@ -105,8 +105,20 @@ TK_DEV uint32_t total_slices(const args &a, const run &r)
     return my_tiles * (r.k1 - r.k0);
 }
 
+// Slices i .. of this block's walk on their way into L2.
+TK_DEV void prefetch_w(const CUtensorMap *w, const args &a, const run &r, uint32_t i, uint32_t end,
+                       uint64_t pol)
+{
+    const uint32_t per_tile = r.k1 - r.k0;
+    for (; i < end; i++) {
+        tma_4d_prefetch(w, 0, 0, (int)(r.k0 + i % per_tile), (int)(r.first + i / per_tile * r.step),
+                        pol);
+    }
+}
+
 // One thread. Weights do not depend on the kernel before us: no wait for it here. The next kernel may start when
-// `early` slices are left to load. (Bringing more slices into L2 ahead of the ring made everything slower: NOTES.md.)
+// `early` slices are left to load. (Bringing slices into L2 ahead of the ring all the way made everything slower:
+// NOTES.md. `ahead` does it once, when the ring is full, which is while the kernel before us still runs.)
 template <int N>
 TK_DEV void load_w(const CUtensorMap *w, const smem_map<N> &sm, const args &a, const run &r)
 {
@@ -119,6 +131,9 @@ TK_DEV void load_w(const CUtensorMap *w, const smem_map<N> &sm, const args &a, c
         if (!told && total - i <= a.early) {
             pdl_launch();
             told = true;
+        }
+        if (i == shape<N>::W_STAGES) {
+            prefetch_w(w, a, r, i, min(total, i + a.ahead), pol);
         }
         bar_wait(sm.w_empty + 8 * p.st, p.ph);
         bar_expect(sm.w_full + 8 * p.st, W_BYTES);
@@ -631,6 +646,7 @@ extern "C" td_err tk_flat(tk_stream s, const struct tk_flat *p)
     a.mode = p->mode;
     a.cluster = k_cut(p->n, p->k, p->mode);
     a.early = early_slices(p);
+    a.ahead = p->l2_ahead;
     // At 33 to 64 rows two blocks per SM stream better than one block with two tiles.
     const bool wide = p->rows > 32 && p->mode != TK_FLAT_ARGMAX;
     const uint32_t tiles = tiles_at_once(p->n, wide ? 2 * TARGET_BLOCKS : TARGET_BLOCKS);

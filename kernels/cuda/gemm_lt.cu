@@ -8,6 +8,7 @@
 #include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "kernels/cuda/launch.h"
 
@@ -30,7 +31,12 @@ constexpr int TRIALS = 5;
     X(cublasLtMatmulPreferenceCreate)                                                              \
     X(cublasLtMatmulPreferenceDestroy)                                                             \
     X(cublasLtMatmulPreferenceSetAttribute)                                                        \
-    X(cublasLtMatmulAlgoGetHeuristic)
+    X(cublasLtMatmulAlgoGetHeuristic)                                                              \
+    X(cublasLtMatmulAlgoGetIds)                                                                    \
+    X(cublasLtMatmulAlgoInit)                                                                      \
+    X(cublasLtMatmulAlgoCheck)                                                                     \
+    X(cublasLtMatmulAlgoCapGetAttribute)                                                           \
+    X(cublasLtMatmulAlgoConfigSetAttribute)
 
 struct library {
     void *so;
@@ -82,17 +88,21 @@ struct tk_lt {
         }                                                                                          \
     } while (0)
 
+static void drop_plan(tk_lt *lt, plan *p)
+{
+    lt->lib.cublasLtMatmulDescDestroy_(p->desc);
+    lt->lib.cublasLtMatrixLayoutDestroy_(p->a);
+    lt->lib.cublasLtMatrixLayoutDestroy_(p->b);
+    lt->lib.cublasLtMatrixLayoutDestroy_(p->d);
+}
+
 extern "C" tk_lt *tk_lt_destroy(tk_lt *lt)
 {
     if (lt == nullptr) {
         return nullptr;
     }
     for (int i = 0; i < lt->n_plans; i++) {
-        plan *p = &lt->plans[i];
-        lt->lib.cublasLtMatmulDescDestroy_(p->desc);
-        lt->lib.cublasLtMatrixLayoutDestroy_(p->a);
-        lt->lib.cublasLtMatrixLayoutDestroy_(p->b);
-        lt->lib.cublasLtMatrixLayoutDestroy_(p->d);
+        drop_plan(lt, &lt->plans[i]);
     }
     if (lt->handle != nullptr) {
         lt->lib.cublasLtDestroy_(lt->handle);
@@ -188,6 +198,24 @@ static td_err fill_plan(tk_lt *lt, const struct tk_lt_product *p, plan *q)
     return TD_OK;
 }
 
+// The library's first choices without split-K, best first.
+static td_err heuristics(tk_lt *lt, plan *q, cublasLtMatmulHeuristicResult_t got[CANDIDATES],
+                         int *out_n)
+{
+    cublasLtMatmulPreference_t pref;
+    TRY_LT(lt->lib.cublasLtMatmulPreferenceCreate_(&pref));
+    const uint32_t no_split = CUBLASLT_REDUCTION_SCHEME_NONE;
+    TRY_LT(lt->lib.cublasLtMatmulPreferenceSetAttribute_(
+        pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &lt->workspace_bytes,
+        sizeof lt->workspace_bytes));
+    TRY_LT(lt->lib.cublasLtMatmulPreferenceSetAttribute_(
+        pref, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &no_split, sizeof no_split));
+    const cublasStatus_t st = lt->lib.cublasLtMatmulAlgoGetHeuristic_(
+        lt->handle, q->desc, q->a, q->b, q->d, q->d, pref, CANDIDATES, got, out_n);
+    (void)lt->lib.cublasLtMatmulPreferenceDestroy_(pref);
+    return st == CUBLAS_STATUS_SUCCESS && *out_n > 0 ? TD_OK : TD_ERR_UNSUPPORTED;
+}
+
 extern "C" td_err tk_lt_plan(tk_lt *lt, tk_stream s, const struct tk_lt_product *p, bool tune)
 {
     if (find_plan(lt, p) != nullptr) {
@@ -198,22 +226,9 @@ extern "C" td_err tk_lt_plan(tk_lt *lt, tk_stream s, const struct tk_lt_product 
     }
     plan *q = &lt->plans[lt->n_plans];
     TD_TRY(fill_plan(lt, p, q));
-    cublasLtMatmulPreference_t pref;
-    TRY_LT(lt->lib.cublasLtMatmulPreferenceCreate_(&pref));
-    const uint32_t no_split = CUBLASLT_REDUCTION_SCHEME_NONE;
-    TRY_LT(lt->lib.cublasLtMatmulPreferenceSetAttribute_(
-        pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &lt->workspace_bytes,
-        sizeof lt->workspace_bytes));
-    TRY_LT(lt->lib.cublasLtMatmulPreferenceSetAttribute_(
-        pref, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &no_split, sizeof no_split));
     cublasLtMatmulHeuristicResult_t got[CANDIDATES];
     int n = 0;
-    const cublasStatus_t st = lt->lib.cublasLtMatmulAlgoGetHeuristic_(
-        lt->handle, q->desc, q->a, q->b, q->d, q->d, pref, CANDIDATES, got, &n);
-    (void)lt->lib.cublasLtMatmulPreferenceDestroy_(pref);
-    if (st != CUBLAS_STATUS_SUCCESS || n == 0) {
-        return TD_ERR_UNSUPPORTED;
-    }
+    TD_TRY(heuristics(lt, q, got, &n));
     int pick = 0;
     float best = 1e9f;
     for (int i = 0; tune && i < n; i++) {
@@ -260,4 +275,263 @@ extern "C" td_err tk_lt_run(tk_lt *lt, tk_stream s, const struct tk_lt_product *
         q->laid = p->m;
     }
     return run_plan(lt, s, p, q, &q->algo);
+}
+
+// ---- the search over all configurations ----
+
+namespace
+{
+constexpr int MAX_IDS = 64;
+constexpr int MAX_LIST = 700; // tiles or stage counts of an algorithm
+constexpr int KEPT = 12;      // configurations that are timed again
+constexpr int RUNS = 9;
+
+struct config {
+    float us;
+    uint32_t id, tile, stages, cluster, swizzle, custom;
+    cublasLtMatmulAlgo_t algo;
+};
+
+struct search {
+    tk_lt *lt;
+    tk_stream s;
+    const struct tk_lt_product *p;
+    const struct tk_lt_search *how;
+    plan *q;
+    cudaEvent_t begin, end;
+    struct timespec started;
+    struct tk_lt_found *out;
+    config kept[KEPT + 1]; // fastest first
+    int n_kept;
+};
+
+bool is_late(const search *x)
+{
+    struct timespec t;
+    (void)clock_gettime(CLOCK_MONOTONIC, &t);
+    const long ms =
+        (t.tv_sec - x->started.tv_sec) * 1000 + (t.tv_nsec - x->started.tv_nsec) / 1000000;
+    return ms > (long)x->how->budget_ms;
+}
+
+// One run with cold operands; false where the library or the device refuses the configuration.
+bool time_cold(search *x, const cublasLtMatmulAlgo_t *algo, float *out_us)
+{
+    float ms = 0;
+    bool ok = cudaMemsetAsync(x->how->flush, 0, x->how->flush_bytes, x->s) == cudaSuccess &&
+              cudaEventRecord(x->begin, x->s) == cudaSuccess;
+    ok = ok && run_plan(x->lt, x->s, x->p, x->q, algo) == TD_OK &&
+         cudaEventRecord(x->end, x->s) == cudaSuccess &&
+         cudaEventSynchronize(x->end) == cudaSuccess &&
+         cudaEventElapsedTime(&ms, x->begin, x->end) == cudaSuccess;
+    *out_us = ms * 1e3f;
+    return ok;
+}
+
+bool median_cold(search *x, const cublasLtMatmulAlgo_t *algo, float *out_us)
+{
+    float us[RUNS];
+    for (int i = 0; i < RUNS; i++) {
+        if (!time_cold(x, algo, &us[i])) {
+            return false;
+        }
+        for (int j = i; j > 0 && us[j] < us[j - 1]; j--) {
+            const float t = us[j];
+            us[j] = us[j - 1];
+            us[j - 1] = t;
+        }
+    }
+    *out_us = us[RUNS / 2];
+    return true;
+}
+
+void keep(search *x, const config &c)
+{
+    int at = x->n_kept < KEPT ? x->n_kept++ : KEPT;
+    for (; at > 0 && c.us < x->kept[at - 1].us; at--) {
+        x->kept[at] = x->kept[at - 1];
+    }
+    x->kept[at] = c;
+}
+
+bool set(search *x, cublasLtMatmulAlgo_t *algo, cublasLtMatmulAlgoConfigAttributes_t what,
+         uint32_t v)
+{
+    return x->lt->lib.cublasLtMatmulAlgoConfigSetAttribute_(algo, what, &v, sizeof v) ==
+           CUBLAS_STATUS_SUCCESS;
+}
+
+void try_config(search *x, config c)
+{
+    const uint16_t cluster = (uint16_t)c.cluster;
+    cublasLtMatmulHeuristicResult_t r;
+    x->out->checked++;
+    bool ok =
+        set(x, &c.algo, CUBLASLT_ALGO_CONFIG_TILE_ID, c.tile) &&
+        set(x, &c.algo, CUBLASLT_ALGO_CONFIG_STAGES_ID, c.stages) &&
+        set(x, &c.algo, CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION, c.custom) &&
+        set(x, &c.algo, CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING, c.swizzle) &&
+        set(x, &c.algo, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, 1) &&
+        set(x, &c.algo, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, CUBLASLT_REDUCTION_SCHEME_NONE) &&
+        x->lt->lib.cublasLtMatmulAlgoConfigSetAttribute_(
+            &c.algo, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, &cluster, sizeof cluster) ==
+            CUBLAS_STATUS_SUCCESS;
+    ok = ok &&
+         x->lt->lib.cublasLtMatmulAlgoCheck_(x->lt->handle, x->q->desc, x->q->a, x->q->b, x->q->d,
+                                             x->q->d, &c.algo, &r) == CUBLAS_STATUS_SUCCESS &&
+         r.workspaceSize <= x->lt->workspace_bytes;
+    // the first run loads the kernel
+    if (ok && time_cold(x, &c.algo, &c.us) && time_cold(x, &c.algo, &c.us)) {
+        x->out->timed++;
+        keep(x, c);
+    }
+}
+
+uint32_t list_of(search *x, const cublasLtMatmulAlgo_t *algo,
+                 cublasLtMatmulAlgoCapAttributes_t what, uint32_t list[MAX_LIST])
+{
+    size_t bytes = 0;
+    const cublasStatus_t st = x->lt->lib.cublasLtMatmulAlgoCapGetAttribute_(
+        algo, what, list, MAX_LIST * sizeof *list, &bytes);
+    const uint32_t n = st == CUBLAS_STATUS_SUCCESS ? (uint32_t)(bytes / sizeof *list) : 0;
+    if (n == 0) {
+        list[0] = 0; // the one that is called undefined
+    }
+    return n > 0 ? n : 1;
+}
+
+uint32_t number_of(search *x, const cublasLtMatmulAlgo_t *algo,
+                   cublasLtMatmulAlgoCapAttributes_t what)
+{
+    uint32_t v = 0;
+    size_t bytes = 0;
+    return x->lt->lib.cublasLtMatmulAlgoCapGetAttribute_(algo, what, &v, sizeof v, &bytes) ==
+                   CUBLAS_STATUS_SUCCESS
+               ? v
+               : 0;
+}
+
+void try_algorithm(search *x, int id)
+{
+    static const uint32_t clusters[] = {CUBLASLT_CLUSTER_SHAPE_AUTO,  CUBLASLT_CLUSTER_SHAPE_1x1x1,
+                                        CUBLASLT_CLUSTER_SHAPE_2x1x1, CUBLASLT_CLUSTER_SHAPE_1x2x1,
+                                        CUBLASLT_CLUSTER_SHAPE_2x2x1, CUBLASLT_CLUSTER_SHAPE_4x1x1,
+                                        CUBLASLT_CLUSTER_SHAPE_1x4x1};
+    uint32_t tiles[MAX_LIST], stages[MAX_LIST];
+    config c = {};
+    if (x->lt->lib.cublasLtMatmulAlgoInit_(x->lt->handle, CUBLAS_COMPUTE_32F, CUDA_R_32F,
+                                           CUDA_R_16BF, CUDA_R_16BF, CUDA_R_16BF, CUDA_R_16BF, id,
+                                           &c.algo) != CUBLAS_STATUS_SUCCESS) {
+        return;
+    }
+    c.id = (uint32_t)id;
+    const uint32_t n_tiles = list_of(x, &c.algo, CUBLASLT_ALGO_CAP_TILE_IDS, tiles),
+                   n_stages = list_of(x, &c.algo, CUBLASLT_ALGO_CAP_STAGES_IDS, stages),
+                   customs = number_of(x, &c.algo, CUBLASLT_ALGO_CAP_CUSTOM_OPTION_MAX) + 1,
+                   swizzles =
+                       number_of(x, &c.algo, CUBLASLT_ALGO_CAP_CTA_SWIZZLING_SUPPORT) != 0 ? 2 : 1;
+    // The tile in the innermost loop: what the deadline cuts off is the odd options, of all tiles alike.
+    for (c.custom = 0; c.custom < customs; c.custom++) {
+        for (c.swizzle = 0; c.swizzle < swizzles; c.swizzle++) {
+            for (uint32_t cl = 0; cl < sizeof clusters / sizeof clusters[0]; cl++) {
+                for (uint32_t st = 0; st < n_stages; st++) {
+                    for (uint32_t t = 0; t < n_tiles && !is_late(x); t++) {
+                        c.cluster = clusters[cl];
+                        c.stages = stages[st];
+                        c.tile = tiles[t];
+                        try_config(x, c);
+                    }
+                }
+            }
+        }
+    }
+}
+
+td_err search_all(search *x)
+{
+    int ids[MAX_IDS], n = 0;
+    cublasLtMatmulHeuristicResult_t got[CANDIDATES];
+    int n_got = 0;
+    TD_TRY(heuristics(x->lt, x->q, got, &n_got));
+    for (int i = 0; i < n_got; i++) {
+        config c = {};
+        c.algo = got[i].algo;
+        c.id = UINT32_MAX; // the library's own choice
+        if (time_cold(x, &c.algo, &c.us) && time_cold(x, &c.algo, &c.us)) {
+            keep(x, c);
+        }
+    }
+    if (!median_cold(x, &got[0].algo, &x->out->first_us)) {
+        return TD_ERR_DEVICE;
+    }
+    TRY_LT(x->lt->lib.cublasLtMatmulAlgoGetIds_(x->lt->handle, CUBLAS_COMPUTE_32F, CUDA_R_32F,
+                                                CUDA_R_16BF, CUDA_R_16BF, CUDA_R_16BF, CUDA_R_16BF,
+                                                MAX_IDS, ids, &n));
+    for (int i = n - 1; i >= 0 && !is_late(x); i--) { // Hopper's kernels have the highest ids
+        try_algorithm(x, ids[i]);
+    }
+    const config *best = nullptr;
+    for (int i = 0; i < x->n_kept; i++) {
+        config *c = &x->kept[i];
+        if (median_cold(x, &c->algo, &c->us) && (best == nullptr || c->us < best->us)) {
+            best = c;
+        }
+    }
+    if (best == nullptr) {
+        return TD_ERR_UNSUPPORTED;
+    }
+    x->q->algo = best->algo;
+    x->q->ms = best->us * 1e-3f;
+    x->out->best_us = best->us;
+    x->out->id = best->id;
+    x->out->tile = best->tile;
+    x->out->stages = best->stages;
+    x->out->cluster = best->cluster;
+    x->out->swizzle = best->swizzle;
+    x->out->custom = best->custom;
+    return TD_OK;
+}
+} // namespace
+
+extern "C" td_err tk_lt_search(tk_lt *lt, tk_stream s, const struct tk_lt_product *p,
+                               const struct tk_lt_search *how, struct tk_lt_found *out)
+{
+    plan *q = find_plan(lt, p);
+    const bool fresh = q == nullptr;
+    if (fresh && lt->n_plans == MAX_PLANS) {
+        return TD_ERR_FULL;
+    }
+    q = fresh ? &lt->plans[lt->n_plans] : q;
+    if (fresh) {
+        TD_TRY(fill_plan(lt, p, q));
+    }
+    search *x = static_cast<search *>(calloc(1, sizeof *x));
+    if (x == nullptr) {
+        return TD_ERR_NO_MEMORY;
+    }
+    *out = {};
+    x->lt = lt;
+    x->s = s;
+    x->p = p;
+    x->how = how;
+    x->q = q;
+    x->out = out;
+    (void)clock_gettime(CLOCK_MONOTONIC, &x->started);
+    td_err e = TD_ERR_DEVICE;
+    if (cudaEventCreate(&x->begin) == cudaSuccess && cudaEventCreate(&x->end) == cudaSuccess) {
+        e = search_all(x);
+    }
+    if (x->begin != nullptr) {
+        (void)cudaEventDestroy(x->begin); // nothing is left to do about a failure here
+    }
+    if (x->end != nullptr) {
+        (void)cudaEventDestroy(x->end); // likewise
+    }
+    free(x);
+    if (e == TD_OK && fresh) {
+        lt->n_plans++;
+    } else if (fresh) {
+        drop_plan(lt, q);
+    }
+    return e;
 }

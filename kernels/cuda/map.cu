@@ -116,6 +116,8 @@ bool tk_uses_hopper()
 
 extern "C" td_err tk_path_set(enum tk_path wanted, enum tk_path *out_used)
 {
+    int id = 0;
+    TK_TRY_CUDA(cudaGetDevice(&id));
     const tk_dev *dev = tk_device();
     if (dev == nullptr) {
         return TD_ERR_DEVICE;

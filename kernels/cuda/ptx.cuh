@@ -104,6 +104,14 @@ TK_DEV void tma_4d(uint32_t dst, const CUtensorMap *m, uint32_t bar, int c0, int
                  "l"(m), "r"(bar), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "l"(pol)
                  : "memory");
 }
+TK_DEV void tma_4d_prefetch(const CUtensorMap *m, int c0, int c1, int c2, int c3, uint64_t pol)
+{
+    asm volatile(
+        "cp.async.bulk.prefetch.tensor.4d.L2.global.L2::cache_hint [%0, {%1, %2, %3, %4}], "
+        "%5;" ::"l"(m),
+        "r"(c0), "r"(c1), "r"(c2), "r"(c3), "l"(pol)
+        : "memory");
+}
 TK_DEV void tma_3d(uint32_t dst, const CUtensorMap *m, uint32_t bar, int c0, int c1, int c2,
                    uint64_t pol)
 {

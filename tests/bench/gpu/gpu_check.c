@@ -11,6 +11,9 @@
 #define TOL_ATTN 6e-3 /* P and the output are rounded to bf16 */
 #define TOL_FLAT 4e-3 /* the output is rounded to bf16 */
 
+/* How decode attention is launched; no bit may depend on it. */
+static uint32_t use_blocks, use_ring;
+
 /* Runs decode attention over sequences first .. first + n - 1 of the case. */
 /* NOLINTNEXTLINE(readability-function-size): a case has this many knobs */
 static void run_decode(const struct gpu_kv *c, const tk_bf16 *q, tk_bf16 *out, uint32_t n_heads,
@@ -55,6 +58,8 @@ static void run_decode(const struct gpu_kv *c, const tk_bf16 *q, tk_bf16 *out, u
                                      .max_entries = cap,
                                      .scale = 1.f / sqrtf((float)dim),
                                      .pdl = false,
+                                     .blocks = use_blocks,
+                                     .ring = use_ring,
                                      .window = window};
     TK(tk_attn_decode(NULL, &a));
     TK(tk_attn_decode(NULL, &a)); /* the counters must be back at zero */
@@ -97,6 +102,15 @@ static void check_decode_shape(uint32_t heads, uint32_t kvh, uint32_t dim, const
     (void)snprintf(name, sizeof name, "decode %u/%u x %u, window %u: alone = in its batch", heads,
                    kvh, dim, window);
     (void)gpu_same_bits(name, out, alone, elems * 2);
+    for (use_ring = 2; use_ring <= 3; use_ring++) {
+        use_blocks = use_ring == 2 ? 37 : 200;
+        gpu_poison(alone, elems * 2);
+        run_decode(&c, q, alone, heads, layer, 0, n, window, false);
+        (void)snprintf(name, sizeof name, "decode %u/%u x %u: %u blocks, ring %u", heads, kvh, dim,
+                       use_blocks, use_ring);
+        (void)gpu_same_bits(name, out, alone, elems * 2);
+    }
+    use_blocks = use_ring = 0;
     gpu_kv_drop(&c);
     gpu_free(q);
     gpu_free(out);
@@ -169,6 +183,13 @@ static void check_store(uint32_t rows, uint32_t n, uint32_t k, bool tiled)
     (void)snprintf(name, sizeof name, "flat store %u x %u x %u%s", rows, n, k,
                    tiled ? " tiled" : "");
     (void)gpu_close(name, out, n, c.want, rows, n, TOL_FLAT);
+    struct tk_flat ahead = a;
+    ahead.out = alone;
+    ahead.l2_ahead = 9;
+    gpu_poison(alone, (size_t)rows * n * 2);
+    TK(tk_flat(NULL, &ahead));
+    (void)snprintf(name, sizeof name, "flat %u x %u x %u: weights ahead in L2", rows, n, k);
+    (void)gpu_same_bits(name, out, alone, (size_t)rows * n * 2);
     gpu_poison(alone, (size_t)rows * n * 2);
     for (uint32_t r = 0; r < rows; r++) {
         struct tk_map x1;

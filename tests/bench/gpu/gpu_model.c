@@ -180,7 +180,8 @@ static void step_attention(struct gm *m, tk_stream s, const struct gm_layer *l, 
                                      .out_stride = g->heads * g->dim,
                                      .max_entries = m->plan_cap,
                                      .scale = 1.f / sqrtf((float)g->dim),
-                                     .pdl = true};
+                                     .pdl = true,
+                                     .blocks = m->attn_blocks};
     TK(tk_attn_decode(s, &a));
 }
 
@@ -198,7 +199,8 @@ static void step_layer(struct gm *m, tk_stream s, uint32_t i, struct tk_norm_sta
                         .norm = *n1,
                         .out = m->q,
                         .out_stride = m->qkv_w,
-                        .pdl = true};
+                        .pdl = true,
+                        .l2_ahead = m->ahead[GM_QKV]};
     TK(tk_flat(s, &f));
     step_attention(m, s, l, i);
     f = (struct tk_flat){.w = &l->m_o,
@@ -211,7 +213,8 @@ static void step_layer(struct gm *m, tk_stream s, uint32_t i, struct tk_norm_sta
                          .hg = m->hg,
                          .gain = l->n2,
                          .sumsq = m->ss2,
-                         .pdl = true};
+                         .pdl = true,
+                         .l2_ahead = m->ahead[GM_O]};
     TK(tk_flat(s, &f));
     f = (struct tk_flat){.w = &l->m_gu,
                          .x = &m->x_hg,
@@ -222,7 +225,8 @@ static void step_layer(struct gm *m, tk_stream s, uint32_t i, struct tk_norm_sta
                          .norm = n2,
                          .out = m->act,
                          .out_stride = g->ffn,
-                         .pdl = true};
+                         .pdl = true,
+                         .l2_ahead = m->ahead[GM_GU]};
     TK(tk_flat(s, &f));
     f = (struct tk_flat){.w = &l->m_dn,
                          .x = &m->x_act,
@@ -234,7 +238,8 @@ static void step_layer(struct gm *m, tk_stream s, uint32_t i, struct tk_norm_sta
                          .hg = m->hg,
                          .gain = i + 1 < g->layers ? m->l[i + 1].n1 : m->norm,
                          .sumsq = m->ss1,
-                         .pdl = true};
+                         .pdl = true,
+                         .l2_ahead = m->ahead[GM_DN]};
     TK(tk_flat(s, &f));
     *n1 = (struct tk_norm_state){m->ss1, tk_flat_norm_parts(g->hid), g->hid, EPS};
 }

@@ -10,6 +10,7 @@ as good as the oracle's best, given what stands before it, up to that rounding. 
 """
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -59,10 +60,14 @@ def check(program, ctl, shape):
     model = load(folder)
     theirs = logits_of(model, ids + more)
     oracle = logits_of(model.float(), ids + more)
+    del model  # the next one may need its memory, and the disk
+    torch.cuda.empty_cache()
+    shutil.rmtree(os.path.dirname(folder))
     made = slice(PROMPT - 1, PROMPT - 1 + len(more))
     noise = float(np.sqrt(np.mean((theirs - oracle) ** 2)))
     ours_gap, theirs_gap = gap_of(oracle[made], more), gap_of(oracle[made], theirs[made].argmax(1))
-    line = {"name": "transformers", "shape": shape, "theirs_bf16_to_f32": distance(theirs, oracle),
+    line = {"name": "transformers", "shape": shape, "engine_check": os.path.basename(program),
+            "theirs_bf16_to_f32": distance(theirs, oracle),
             "ours_to_f32": distance(got, oracle), "ours_to_bf16": distance(got, theirs),
             "best_token_same": float(np.mean(got.argmax(1) == oracle.argmax(1))),
             "theirs_best_token_same": float(np.mean(theirs.argmax(1) == oracle.argmax(1))),

@@ -25,6 +25,10 @@ static const struct part {
     {"attn", gpu_bench_prefill},
     {"step", gpu_bench_step},
     {"prefill", gpu_bench_prompt},
+    {"variants-step", gpu_variants_step},
+    {"variants-decode", gpu_variants_decode},
+    {"variants-heads-64", gpu_variants_heads_of_64},
+    {"variants-products", gpu_variants_products},
 };
 
 int main(int argc, char **argv)

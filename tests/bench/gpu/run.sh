@@ -1,47 +1,145 @@
 #!/bin/bash
-# Checks, times, measures the peer on the same machine, prints the table.
-# run.sh GPU_BENCH [PEER.py] [OUT]     PEER: "-" for none
+# Checks, sanitizers, transformers, candidates and times of the GPU code on a machine that has a device, with the peer
+# beside them: text on standard output, JSON in OUT.
+# run.sh BIN OUT [PART ...]      exit status 1 when a part failed
+#   BIN   folder with gpu-bench and engine-check, for some parts tandemctl and tandem-prefill (pack.sh makes one to carry)
+#   PEER  (environment) a program that prints the peer's JSON lines; without it those columns stay empty
+#   PART  one or more of the names below, or "first" or "second", which take under ten minutes each; none: all
 set -u
-bench=$1
-peer=${2:--}
-out=${3:-gpu-out}
-here=$(dirname "$0")
+parts_first="checks checks-sm80 sanitize transformers variants"
+parts_second="times times-sm80 engine transformers-8b serve"
+usage() {
+    sed -n '2,8p' "$0" | cut -c3-
+    echo "parts: $parts_first $parts_second"
+    exit 2
+}
+[ $# -ge 2 ] || usage
+bin=$(readlink -f "$1")
+out=$2
+shift 2
+here=$(dirname "$(readlink -f "$0")")
 mkdir -p "$out"
-export LD_LIBRARY_PATH=${LD_LIBRARY_PATH:-}:/usr/local/cuda/lib64
+export LD_LIBRARY_PATH=$bin/lib:${LD_LIBRARY_PATH:-}:/usr/local/cuda/lib64
+python=${PYTHON:-python3}
 failed=0
-for part in check-pointwise check-flat check-decode check-prefill check-sample check-model; do
-    timeout 90 "$bench" "$part" >> "$out/check.log" 2>&1 || failed=1
-done
-grep -v '^ok' "$out/check.log"
-echo "checks: $(grep -c '^ok' "$out/check.log") passed, $(grep -c '^FAIL' "$out/check.log") failed"
-ours() {
-    timeout 120 "$bench" "$@" >> "$out/ours.json" 2>> "$out/errors.log" || echo "gpu-bench $*: failed"
+: > "$out/parts.json"
+
+# ---- one command: its time and how it ended, as a JSON line ----
+note() { # PART WHAT RESULT SECONDS
+    printf '{"part": "%s", "what": "%s", "result": "%s", "seconds": %d}\n' "$1" "$2" "$3" "$4" >> "$out/parts.json"
+    [ "$3" = ok ] || echo "$1: $2: $3 after $4 s"
+}
+run() { # PART LIMIT LOG COMMAND ...
+    local part=$1 limit=$2 log=$3 began=$SECONDS
+    shift 3
+    timeout "$limit" "$@" >> "$out/$log" 2>> "$out/errors.log"
+    local rc=$? result=ok
+    [ $rc -eq 0 ] || { result=failed; failed=1; }
+    [ $rc -ne 124 ] || result=timeout
+    note "$part" "$(basename "$1") ${*:2:6}" "$result" $((SECONDS - began))
+    return $rc
+}
+skip() { # PART WHY
+    note "$1" "$2" skipped 0
 }
 theirs() {
-    if [ "$peer" != - ]; then
-        timeout "${PEER_LIMIT:-150}" python3 "$peer" "$@" >> "$out/peer.json" 2>> "$out/errors.log" ||
-            echo "peer $*: failed or out of time"
-    fi
+    [ -z "${PEER:-}" ] || run times "${PEER_LIMIT:-150}" peer.json "$python" "$PEER" "$@"
 }
-# The peer first: the card is then as warm for us as it was for the peer.
-ours ceiling flat
-theirs decode
-ours decode
-theirs attn
-ours attn
-theirs step
-ours step
-theirs prefill
-ours prefill
-# The engine over the same operations, where it is built beside gpu-bench.
-engine=$(dirname "$bench")/engine-check
-if [ -x "$engine" ]; then
-    timeout 120 "$engine" check 2>> "$out/errors.log" | tee "$out/engine.log" | grep -v '^ok' || true
-    echo "engine checks: $(grep -c '^ok' "$out/engine.log") passed, $(grep -c '^FAIL' "$out/engine.log") failed"
-    grep -q '^FAIL' "$out/engine.log" && failed=1
-    for part in step prefill mixed; do
-        timeout 120 "$engine" $part >> "$out/ours.json" 2>> "$out/errors.log" || failed=1
+
+# compute-sanitizer: on the path, or where CUDA's installers put it.
+sanitizer() {
+    local tool
+    for tool in "$(command -v compute-sanitizer)" /usr/local/cuda*/bin/compute-sanitizer \
+        /usr/local/cuda*/compute-sanitizer/compute-sanitizer /opt/nvidia/*/compute-sanitizer/compute-sanitizer; do
+        [ -x "$tool" ] && echo "$tool" && return
     done
-fi
-python3 "$here/table.py" "$out/ours.json" "$out/peer.json" "$out/table.json"
+}
+
+# ---- parts ----
+checks() { # PART [--sm_80]
+    local part=$1 c
+    shift
+    for c in check-pointwise check-flat check-decode check-prefill check-sample check-model; do
+        run "$part" 90 check.log "$bin/gpu-bench" "$@" $c
+    done
+    run "$part" 180 check.log "$bin/engine-check" "$@" check
+}
+sanitize() {
+    local tool path
+    tool=$(sanitizer)
+    if [ -z "$tool" ]; then
+        skip sanitize "no compute-sanitizer on this machine"
+        return
+    fi
+    for path in "" --sm_80; do
+        run sanitize 120 check.log "$tool" --tool memcheck --error-exitcode 1 "$bin/gpu-bench" $path check-race
+        run sanitize 120 check.log "$tool" --tool racecheck --error-exitcode 1 "$bin/gpu-bench" $path check-race
+        run sanitize 120 check.log "$tool" --tool memcheck --error-exitcode 1 "$bin/engine-check" $path small
+        run sanitize 120 check.log "$tool" --tool racecheck --error-exitcode 1 "$bin/engine-check" $path small
+    done
+}
+transformers() { # PART LIMIT SHAPE ...
+    local part=$1 limit=$2
+    shift 2
+    if ! "$python" -c 'import torch, transformers' 2>> "$out/errors.log" || [ ! -x "$bin/tandemctl" ]; then
+        skip "$part" "needs torch, transformers and tandemctl"
+        return
+    fi
+    run "$part" "$limit" ours.json "$python" "$here/hf_check.py" "$bin/engine-check" "$bin/tandemctl" "$@"
+    [ "$part" != transformers ] ||
+        run "$part" "$limit" ours.json "$python" "$here/hf_check.py" "$bin/engine-check --sm_80" "$bin/tandemctl" "$@"
+}
+times() { # the peer first: the card is then as warm for us as it was for the peer
+    run times 120 ours.json "$bin/gpu-bench" ceiling flat
+    local c
+    for c in decode attn step prefill; do
+        theirs $c
+        run times 120 ours.json "$bin/gpu-bench" $c
+    done
+}
+engine() {
+    local c
+    for c in step prefill mixed; do
+        run engine 120 ours.json "$bin/engine-check" $c
+    done
+}
+serve() {
+    if [ ! -x "$bin/tandem-prefill" ] || [ ! -x "$bin/tandemctl" ] || ! "$python" -c 'import openai' 2>> "$out/errors.log"; then
+        skip serve "needs tandem-prefill, tandemctl and the openai package"
+        return
+    fi
+    local model
+    model=$(mktemp -d)/m
+    "$bin/tandemctl" make-model --shape tiny-llama --seed 1 "$model" >> "$out/errors.log" 2>&1
+    run serve 180 ours.json "$python" "$here/serve_check.py" "$bin/tandem-prefill" "$model"
+}
+variants() {
+    local c
+    for c in variants-decode variants-heads-64 variants-step variants-products; do
+        run variants 120 ours.json "$bin/gpu-bench" $c
+    done
+}
+
+[ $# -gt 0 ] || set -- first second
+for part in $(for p in "$@"; do
+    case $p in first) echo "$parts_first" ;; second) echo "$parts_second" ;; *) echo "$p" ;; esac
+done); do
+    began=$SECONDS
+    case $part in
+        checks) checks checks ;;
+        checks-sm80) checks checks-sm80 --sm_80 ;;
+        sanitize | times | engine | serve | variants) $part ;;
+        times-sm80) run times-sm80 120 ours-sm80.json "$bin/gpu-bench" --sm_80 flat decode attn step ;;
+        transformers) transformers transformers 100 tiny-llama tiny-qwen2 tiny-qwen3 ;;
+        transformers-8b) transformers transformers-8b 240 llama3-8b qwen3-8b ;;
+        *) usage ;;
+    esac
+    echo "$part: $((SECONDS - began)) s"
+done
+[ ! -e "$out/check.log" ] || {
+    grep -E '^FAIL|ERROR SUMMARY: [1-9]|RACECHECK SUMMARY: [1-9]' "$out/check.log"
+    echo "checks: $(grep -c '^ok' "$out/check.log") passed, $(grep -c '^FAIL' "$out/check.log") failed"
+}
+"$python" "$here/table.py" "$out/ours.json" "$out/peer.json" "$out/table.json" "$out/parts.json" "$out/ours-sm80.json" |
+    tee "$out/table.txt"
 exit $failed

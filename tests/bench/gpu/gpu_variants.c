@@ -1,0 +1,229 @@
+/* Candidates for what runs now, each timed beside it in one call, so that one look at a device decides. None moves a bit of
+ * any result but gpu_variants_heads_of_64, which compares two kernels. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/bench/gpu/gpu_cases.h"
+#include "tests/bench/gpu/gpu_kv.h"
+#include "tests/bench/gpu/gpu_model.h"
+
+#define SAMPLES 25
+#define BETTER  0.997 /* of the best so far: less is noise */
+
+/* ---- a whole decode step: how much of its weights a product brings into L2 before its turn ---- */
+
+static void do_step(void *ctx, tk_stream s, int i)
+{
+    gm_step(ctx, s, false);
+    (void)i;
+}
+
+static double time_step(struct gm *m, const char *name)
+{
+    const struct gpu_time t = gpu_time_graph(do_step, m, 1, SAMPLES);
+    gpu_say(name, t, 0, 0, ", \"B\": %u, \"ctx\": %u, \"ahead\": \"%u,%u,%u,%u\", \"blocks\": %u",
+            m->rows, m->table_stride * TK_BLOCK_TOK, m->ahead[GM_QKV], m->ahead[GM_O],
+            m->ahead[GM_GU], m->ahead[GM_DN], m->attn_blocks);
+    return t.median;
+}
+
+/* One operation after the other, keeping what helps: first the one behind attention, where memory idles. */
+static double search_ahead(struct gm *m, double best)
+{
+    static const enum gm_op order[] = {GM_O, GM_GU, GM_DN, GM_QKV};
+    static const uint32_t slices[] = {4, 10, 24, 64};
+    for (size_t o = 0; o < sizeof order / sizeof order[0]; o++) {
+        uint32_t keep = 0;
+        for (size_t i = 0; i < sizeof slices / sizeof slices[0]; i++) {
+            m->ahead[order[o]] = slices[i];
+            const double us = time_step(m, "step.variant");
+            if (us < BETTER * best) {
+                best = us;
+                keep = slices[i];
+            }
+        }
+        m->ahead[order[o]] = keep;
+    }
+    return best;
+}
+
+static void step_case(struct gm *m, uint32_t rows, uint32_t ctx)
+{
+    gm_kv(m, rows, ctx);
+    gm_decode_prepare(m, rows, ctx);
+    memset(m->ahead, 0, sizeof m->ahead);
+    m->attn_blocks = 0;
+    double best = search_ahead(m, time_step(m, "step.variant"));
+    const uint32_t tok = (uint32_t)tk_chunk_tok((int32_t)ctx);
+    m->attn_blocks = rows * m->s.kv_heads * ((ctx + tok - 1) / tok);
+    if (!(time_step(m, "step.variant") < BETTER * best)) {
+        m->attn_blocks = 0;
+    }
+    uint32_t found[GM_OPS];
+    const uint32_t blocks = m->attn_blocks;
+    memcpy(found, m->ahead, sizeof found);
+    for (int i = 0; i < 3; i++) { /* turn by turn: the card warms up for both */
+        memset(m->ahead, 0, sizeof m->ahead);
+        m->attn_blocks = 0;
+        (void)time_step(m, "step.now");
+        memcpy(m->ahead, found, sizeof found);
+        m->attn_blocks = blocks;
+        (void)time_step(m, "step.found");
+    }
+    gm_decode_drop(m);
+    gm_kv_drop(m);
+}
+
+void gpu_variants_step(void)
+{
+    struct gm *m = gm_create(&gm_llama3_8b, 1);
+    step_case(m, 1, 1024);
+    step_case(m, 8, 1024);
+    step_case(m, 64, 1024);
+    gm_destroy(m);
+}
+
+/* ---- large products: what a step of a chunk beside decode rows is made of ---- */
+
+struct product {
+    const char *op;
+    uint32_t n, k;
+    bool add;
+};
+static const struct product products[] = {{"qkv", 6144, 4096, false},
+                                          {"o", 4096, 4096, true},
+                                          {"gate_up", 28672, 4096, false},
+                                          {"down", 4096, 14336, true}};
+
+static void search_product(struct tk_lt *lt, const struct product *d, uint32_t m,
+                           const struct tk_lt_search *how)
+{
+    tk_bf16 *w = gpu_random_bf16((size_t)d->n * d->k, 0.02f, 1),
+            *x = gpu_random_bf16((size_t)m * d->k, 1.f, 2), *y = gpu_alloc((size_t)m * d->n * 2);
+    CU(cudaMemset(y, 0, (size_t)m * d->n * 2));
+    const struct tk_lt_product p = {x, w, d->add ? y : NULL, y, m, d->n, d->k, d->k, d->n};
+    struct tk_lt_found f;
+    const td_err e = tk_lt_search(lt, NULL, &p, how, &f);
+    if (e == TD_OK) {
+        printf("{\"name\": \"product.search\", \"op\": \"%s\", \"rows\": %u, \"us_median\": %.2f, "
+               "\"us_first_choice\": %.2f, \"checked\": %u, \"timed\": %u, \"config\": "
+               "\"id %d tile %u stages %u cluster %u swizzle %u custom %u\"}\n",
+               d->op, m, (double)f.best_us, (double)f.first_us, f.checked, f.timed, (int)f.id,
+               f.tile, f.stages, f.cluster, f.swizzle, f.custom);
+    } else {
+        printf("{\"name\": \"product.search\", \"op\": \"%s\", \"rows\": %u, \"us_median\": 0, "
+               "\"error\": \"%s\"}\n",
+               d->op, m, tk_cuda_last_error());
+    }
+    (void)fflush(stdout);
+    gpu_free(w), gpu_free(x), gpu_free(y);
+}
+
+void gpu_variants_products(void)
+{
+    static const uint32_t rows[] = {512, 544, 576, 640};
+    const struct tk_lt_search how = {
+        .flush = gpu_alloc((size_t)256 << 20), .flush_bytes = (size_t)256 << 20, .budget_ms = 3000};
+    struct tk_lt *lt = NULL;
+    TK(tk_lt_create((size_t)64 << 20, &lt));
+    for (size_t i = 0; i < sizeof products / sizeof products[0]; i++) {
+        for (size_t r = 0; r < sizeof rows / sizeof rows[0]; r++) {
+            search_product(lt, &products[i], rows[r], &how);
+        }
+    }
+    (void)tk_lt_destroy(lt);
+    gpu_free(how.flush);
+}
+
+/* ---- prompts with heads of 64: the decode kernel, a token at a time, or the prefill kernel ---- */
+
+enum { HQ = 32, HKV = 8, DIM = 64, CHUNK = 512 };
+
+struct heads64 {
+    struct tk_attn_prefill p;
+    struct tk_attn_decode d;
+};
+static void do_as_prefill(void *ctx, tk_stream s, int i)
+{
+    const struct heads64 *h = ctx;
+    TK(tk_attn_prefill(s, &h->p));
+    (void)i;
+}
+static void do_as_decode(void *ctx, tk_stream s, int i)
+{
+    const struct heads64 *h = ctx;
+    TK(tk_attn_decode(s, &h->d));
+    (void)i;
+}
+
+/* A chunk of 512 tokens whose last one sees `seen`. */
+static void heads64_case(int32_t seen)
+{
+    struct gpu_kv c = gpu_kv_make(&seen, 1, HKV, DIM, 1, 0, 3);
+    const struct tk_chunk chunk = {0, CHUNK, seen - CHUNK, 0};
+    tk_bf16 *q = gpu_random_bf16((size_t)CHUNK * HQ * DIM, 1.f, 7),
+            *out = gpu_alloc((size_t)CHUNK * HQ * DIM * 2);
+    uint32_t tiles[CHUNK / TK_TILE_ROWS], n_tiles = 0;
+    int32_t lens[CHUNK];
+    for (int32_t i = 0; i < CHUNK; i++) {
+        lens[i] = seen - CHUNK + i + 1;
+    }
+    struct tk_map qm, dm;
+    TK(tk_tiles_host(&chunk, 1, tiles, CHUNK / TK_TILE_ROWS, &n_tiles));
+    TK(tk_rows_map(q, CHUNK, HQ, DIM, HQ * DIM, &qm));
+    TK(tk_kv_decode_map(&c.pool, 0, &dm));
+    const size_t words = tk_plan_words(CHUNK, CHUNK * (uint32_t)seen);
+    const uint32_t cap = (uint32_t)words - 1 - TK_MAX_SEQS;
+    const size_t sb = tk_attn_decode_scratch(HKV, HQ / HKV, DIM, cap);
+    struct heads64 h = {.p = {.kv = &c.map,
+                              .q = &qm,
+                              .out = out,
+                              .chunks = gpu_upload(&chunk, sizeof chunk),
+                              .tiles = gpu_upload(tiles, sizeof tiles),
+                              .tables = c.tables,
+                              .n_tiles = n_tiles,
+                              .n_heads = HQ,
+                              .n_kv_heads = HKV,
+                              .head_dim = DIM,
+                              .table_stride = c.stride,
+                              .out_stride = HQ * DIM,
+                              .scale = 0.125f},
+                        .d = {.kv = &dm,
+                              .q = q,
+                              .out = out,
+                              .lens = gpu_upload(lens, sizeof lens),
+                              .tables = c.tables,
+                              .plan = gpu_alloc(words * 4),
+                              .scratch = gpu_alloc(sb),
+                              .n_seqs = CHUNK,
+                              .n_heads = HQ,
+                              .n_kv_heads = HKV,
+                              .head_dim = DIM,
+                              .table_stride = c.stride,
+                              .one_table = true,
+                              .q_stride = HQ * DIM,
+                              .out_stride = HQ * DIM,
+                              .max_entries = cap,
+                              .scale = 0.125f}};
+    CU(cudaMemset(h.d.scratch, 0, sb));
+    TK(tk_plan_device(NULL, h.d.lens, CHUNK, (uint32_t *)(uintptr_t)h.d.plan, words));
+    const double flops = 4.0 * HQ * DIM * CHUNK * (seen - CHUNK / 2.0);
+    gpu_say("heads64.decode_kernel", gpu_time_stream(do_as_decode, &h, SAMPLES), 0, flops,
+            ", \"chunk\": %d, \"ctx\": %d", CHUNK, seen);
+    gpu_say("heads64.prefill_kernel", gpu_time_stream(do_as_prefill, &h, SAMPLES), 0, flops,
+            ", \"chunk\": %d, \"ctx\": %d", CHUNK, seen);
+    gpu_free((void *)(uintptr_t)h.p.chunks), gpu_free((void *)(uintptr_t)h.p.tiles);
+    gpu_free((void *)(uintptr_t)h.d.lens), gpu_free((void *)(uintptr_t)h.d.plan),
+        gpu_free(h.d.scratch);
+    gpu_free(q), gpu_free(out);
+    gpu_kv_drop(&c);
+}
+
+void gpu_variants_heads_of_64(void)
+{
+    heads64_case(CHUNK);
+    heads64_case(2048);
+    heads64_case(8192);
+}
