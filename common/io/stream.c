@@ -9,6 +9,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -138,20 +139,24 @@ static long bio_ctrl(BIO *bio, int what, long number, void *data)
     return what == BIO_CTRL_FLUSH ? 1 : 0;
 }
 
-/* NULL when out of memory. Made once, on the first TLS connection of the (one) thread that dials. */
+static pthread_once_t bio_once = PTHREAD_ONCE_INIT;
+static BIO_METHOD *bio_method; /* for the life of the process; NULL: out of memory */
+
+static void make_bio_method(void)
+{
+    bio_method = BIO_meth_new(BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, "td_stream");
+    if (bio_method != NULL) {
+        (void)BIO_meth_set_write(bio_method, bio_write);
+        (void)BIO_meth_set_read(bio_method, bio_read);
+        (void)BIO_meth_set_ctrl(bio_method, bio_ctrl);
+    }
+}
+
+/* NULL when out of memory. */
 static BIO *make_bio(int fd)
 {
-    static BIO_METHOD *method;
-    if (method == NULL) {
-        method = BIO_meth_new(BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, "td_stream");
-        if (method == NULL) {
-            return NULL;
-        }
-        (void)BIO_meth_set_write(method, bio_write);
-        (void)BIO_meth_set_read(method, bio_read);
-        (void)BIO_meth_set_ctrl(method, bio_ctrl);
-    }
-    BIO *bio = BIO_new(method);
+    (void)pthread_once(&bio_once, make_bio_method);
+    BIO *bio = bio_method != NULL ? BIO_new(bio_method) : NULL;
     if (bio != NULL) {
         BIO_set_data(bio, (void *)(intptr_t)fd);
         BIO_set_init(bio, 1);
