@@ -119,14 +119,6 @@ static bool fill_row(struct dc_core *c, struct dc_seq *s, const struct td_batch_
     return ok && row->table != NULL;
 }
 
-static void add_row(struct dc_flight *f, struct dc_seq *s, const struct td_row *row, bool prompt)
-{
-    f->rows[f->n_rows++] = (struct dc_row){s->w.ref, prompt ? row->pos + row->n : 0};
-    f->prompt_tok += prompt ? row->n : 0;
-    s->n_steps++;
-    s->n_ahead += prompt ? 0 : 1;
-}
-
 /* False when nothing runs. */
 static bool start_step(struct dc_core *c)
 {
@@ -135,9 +127,7 @@ static bool start_step(struct dc_core *c)
         return false;
     }
     struct td_row *rows = nd_actions_copy(c->r.out, NULL, n_plan * sizeof *rows);
-    struct dc_flight *f = &c->flights[c->n_flights];
-    *f = (struct dc_flight){.ticket = c->r.next_ticket, .rows = f->rows};
-    uint32_t tokens = 0;
+    struct nd_flight *f = nd_role_flight(&c->r);
     for (uint32_t i = 0; i < n_plan; i++) {
         struct dc_seq *s = td_heap_entry(c->r.plan[i].item, struct dc_seq, batch);
         struct td_row *row = rows != NULL ? &rows[f->n_rows] : NULL;
@@ -145,25 +135,22 @@ static bool start_step(struct dc_core *c)
             dc_end(c, s, TD_ERR_NO_MEMORY, "no memory to plan a step");
             continue;
         }
-        tokens += row->n;
-        add_row(f, s, row, c->r.plan[i].kind == TD_BATCH_PREFILL);
+        bool prompt = c->r.plan[i].kind == TD_BATCH_PREFILL;
+        nd_flight_add(f, s->w.ref, prompt ? row->pos + row->n : 0, row->n);
+        s->n_steps++;
+        s->n_ahead += prompt ? 0 : 1;
     }
     if (f->n_rows == 0) {
         return false;
     }
-    struct nd_action *a = nd_actions_add(c->r.out, ND_DO_STEP);
-    a->rows = rows;
-    a->n_rows = f->n_rows;
-    c->r.next_ticket++;
-    c->n_flights++;
-    nd_actions_observe(c->r.out, ND_M_BATCH_TOKENS, tokens);
+    nd_role_launch(&c->r, f, rows);
     return true;
 }
 
 void dc_run(struct dc_core *c)
 {
     bool started = true;
-    while (started && c->n_flights < c->r.p.steps_in_flight) {
+    while (started && c->r.n_flights < c->r.p.steps_in_flight) {
         join_ready(c);
         dc_grow(c); /* before the line: who runs comes before who wants to */
         dc_admit(c);
@@ -175,18 +162,6 @@ void dc_run(struct dc_core *c)
 }
 
 /* ---- results ---- */
-
-/* What the engine says of the flight's row i; a row it does not name has failed. */
-static td_err row_result(const struct dc_flight *f, const struct td_step_result *r, uint32_t i,
-                         const struct td_row_result **out_row)
-{
-    if (i >= r->n_rows || r->rows[i].seq.index != f->rows[i].seq.index ||
-        r->rows[i].seq.generation != f->rows[i].seq.generation) {
-        return TD_ERR_SEQ_FAILED;
-    }
-    *out_row = &r->rows[i];
-    return r->rows[i].err;
-}
 
 static bool in_vocab(const struct dc_core *c, const struct td_row_result *row)
 {
@@ -283,7 +258,7 @@ static void learn_cost(struct dc_core *c, const struct td_step_result *r, uint32
 }
 
 /* The sequence of the flight's row, which the step has left; NULL: it is over. */
-static struct dc_seq *leave_step(struct dc_core *c, const struct dc_row *row)
+static struct dc_seq *leave_step(struct dc_core *c, const struct nd_flight_row *row)
 {
     struct dc_seq *s = dc_of(nd_works_at(c->r.works, row->seq));
     if (s != NULL) {
@@ -293,22 +268,10 @@ static struct dc_seq *leave_step(struct dc_core *c, const struct dc_row *row)
     return s;
 }
 
-/* The oldest flight is over; its rows' memory goes to the end of the line. */
-static void drop_flight(struct dc_core *c)
-{
-    struct dc_flight first = c->flights[0];
-    for (uint32_t i = 1; i < TD_ENGINE_MAX_INFLIGHT; i++) {
-        c->flights[i - 1] = c->flights[i];
-    }
-    c->flights[TD_ENGINE_MAX_INFLIGHT - 1] = (struct dc_flight){.rows = first.rows};
-    c->n_flights--;
-}
-
 void dc_on_step(struct dc_core *c, const struct td_step_result *r)
 {
-    const struct dc_flight *f = &c->flights[0];
-    if (c->n_flights == 0 || r->ticket != f->ticket) {
-        TD_LOG(ERROR, "result of a step that does not run, dropped", "ticket=%" PRIu64, r->ticket);
+    const struct nd_flight *f = nd_role_landed(&c->r, r);
+    if (f == NULL) {
         return;
     }
     learn_cost(c, r, f->prompt_tok);
@@ -316,7 +279,7 @@ void dc_on_step(struct dc_core *c, const struct td_step_result *r)
     for (uint32_t i = 0; i < f->n_rows; i++) {
         struct dc_seq *s = leave_step(c, &f->rows[i]);
         const struct td_row_result *row = NULL;
-        td_err e = errs != NULL ? row_result(f, r, i, &row) : TD_ERR_NO_MEMORY;
+        td_err e = errs != NULL ? nd_flight_result(f, r, i, &row) : TD_ERR_NO_MEMORY;
         if (e == TD_OK && s != NULL && s->state != DC_ENDING) {
             e = hear_row(c, s, f->rows[i].end, row);
         }
@@ -331,5 +294,5 @@ void dc_on_step(struct dc_core *c, const struct td_step_result *r)
             settle_row(c, s, errs != NULL ? errs[i] : TD_ERR_NO_MEMORY);
         }
     }
-    drop_flight(c);
+    nd_role_drop_flight(&c->r);
 }

@@ -21,9 +21,6 @@ static void dc_destroy(void *core)
     }
     nd_role_fini(&c->r);
     (void)nd_spans_destroy(c->addresses);
-    for (uint32_t i = 0; i < TD_ENGINE_MAX_INFLIGHT; i++) {
-        free(c->flights[i].rows);
-    }
     free(c->account);
     free(c->scratch);
     free(c->seated);
@@ -42,13 +39,7 @@ static td_err build(struct dc_core *c, const struct nd_core_params *p)
     c->account = td_zalloc(shape.n_seats + 1, sizeof *c->account);
     c->scratch = td_zalloc(shape.n_seats, sizeof *c->scratch);
     c->seated = td_zalloc(shape.n_seats, sizeof *c->seated);
-    bool rows = true;
-    for (uint32_t i = 0; i < TD_ENGINE_MAX_INFLIGHT; i++) {
-        c->flights[i].rows = td_zalloc(p->engine->max_rows, sizeof *c->flights[i].rows);
-        rows = rows && c->flights[i].rows != NULL;
-    }
-    return rows && c->addresses != NULL && c->account != NULL && c->scratch != NULL &&
-                   c->seated != NULL
+    return c->addresses != NULL && c->account != NULL && c->scratch != NULL && c->seated != NULL
                ? TD_OK
                : TD_ERR_NO_MEMORY;
 }

@@ -70,17 +70,6 @@ static inline struct dc_seq *dc_of(struct nd_work *w)
     return (struct dc_seq *)(void *)w;
 }
 
-struct dc_row {
-    struct td_seq_ref seq;
-    uint32_t end; /* prefill: prompt tokens computed with it; 0: a decode row */
-};
-
-struct dc_flight {
-    td_ticket ticket;
-    uint32_t n_rows, prompt_tok;
-    struct dc_row *rows; /* owned [max_rows] */
-};
-
 struct dc_core {
     struct nd_role r;           /* first */
     struct nd_spans *addresses; /* owned */
@@ -88,12 +77,10 @@ struct dc_core {
     struct td_growth_seq *account; /* owned [seats + 1]: scratch of admission */
     struct td_seq_ref *scratch;    /* owned [seats] */
     struct td_seq_ref *seated;     /* owned [seats]: who sits there; generation 0: nobody */
-    struct dc_flight flights[TD_ENGINE_MAX_INFLIGHT]; /* the oldest first */
-    uint32_t n_flights;
-    uint32_t n_ready;  /* requests in that state */
-    uint32_t n_held;   /* batch rows that sit out for lack of a block */
-    uint32_t owed_blk; /* blocks of victims that are not fenced yet */
-    uint32_t step_us;  /* recent */
+    uint32_t n_ready;              /* requests in that state */
+    uint32_t n_held;               /* batch rows that sit out for lack of a block */
+    uint32_t owed_blk;             /* blocks of victims that are not fenced yet */
+    uint32_t step_us;              /* recent */
 };
 
 /* ---- dc_seq.c: states, ends, routers ---- */

@@ -99,26 +99,22 @@ static bool fill_row(struct pf_core *c, struct pf_seq *s, const struct td_batch_
     return true;
 }
 
-static uint32_t fill_rows(struct pf_core *c, uint32_t n_plan, struct td_row *rows)
+static void fill_rows(struct pf_core *c, uint32_t n_plan, struct td_row *rows, struct nd_flight *f)
 {
-    uint32_t n = 0;
-    c->flight_tok = 0;
     for (uint32_t i = 0; i < n_plan; i++) {
         const struct td_batch_row *plan = &c->r.plan[i];
         struct pf_seq *s = td_heap_entry(plan->item, struct pf_seq, batch);
         if (s->exec_us == 0) {
             first_chunk(c, s);
         }
-        if (rows == NULL || !fill_row(c, s, plan, &rows[n])) {
+        if (rows == NULL || !fill_row(c, s, plan, &rows[f->n_rows])) {
             pf_end(c, s, TD_ERR_NO_MEMORY, "no memory to plan a step");
             continue;
         }
         s->submitted_tok += plan->n;
-        s->step = c->r.next_ticket;
-        c->r.flight[n++] = s->w.ref;
-        c->flight_tok += plan->n;
+        s->step = f->ticket;
+        nd_flight_add(f, s->w.ref, s->submitted_tok, plan->n);
     }
-    return n;
 }
 
 static void start_step(struct pf_core *c)
@@ -128,18 +124,14 @@ static void start_step(struct pf_core *c)
         return;
     }
     struct td_row *rows = nd_actions_copy(c->r.out, NULL, n_plan * sizeof *rows);
-    uint32_t n = fill_rows(c, n_plan, rows);
-    if (n == 0) {
+    struct nd_flight *f = nd_role_flight(&c->r);
+    fill_rows(c, n_plan, rows, f);
+    if (f->n_rows == 0) {
         return;
     }
-    struct nd_action *a = nd_actions_add(c->r.out, ND_DO_STEP);
-    a->rows = rows;
-    a->n_rows = n;
-    c->r.running = c->r.next_ticket++;
-    c->r.n_flight = n;
-    nd_actions_observe(c->r.out, ND_M_BATCH_TOKENS, c->flight_tok);
-    for (uint32_t i = 0; i < n; i++) {
-        struct pf_seq *s = pf_of(nd_works_at(c->r.works, c->r.flight[i]));
+    nd_role_launch(&c->r, f, rows);
+    for (uint32_t i = 0; i < f->n_rows; i++) {
+        struct pf_seq *s = pf_of(nd_works_at(c->r.works, f->rows[i].seq));
         TD_INSIST(s != NULL);
         pf_push_more(c, s);
     }
@@ -149,21 +141,9 @@ void pf_run(struct pf_core *c)
 {
     while (admit_head(c)) {
     }
-    if (c->r.running == 0) {
+    if (c->r.n_flights == 0) {
         start_step(c);
     }
-}
-
-/* What the engine says of flight row i; a row it does not name has failed. */
-static td_err row_result(const struct pf_core *c, const struct td_step_result *r, uint32_t i,
-                         const struct td_row_result **out_row)
-{
-    if (i >= r->n_rows || r->rows[i].seq.index != c->r.flight[i].index ||
-        r->rows[i].seq.generation != c->r.flight[i].generation) {
-        return TD_ERR_SEQ_FAILED;
-    }
-    *out_row = &r->rows[i];
-    return r->rows[i].err;
 }
 
 /* The last chunk's sample becomes the first token: to the router at once. */
@@ -191,12 +171,12 @@ static td_err take_token(struct pf_core *c, struct pf_seq *s, const struct td_ro
     return TD_OK;
 }
 
-static void learn_cost(struct pf_core *c, const struct td_step_result *r)
+static void learn_cost(struct pf_core *c, const struct td_step_result *r, uint32_t tok)
 {
-    if (c->flight_tok == 0 || r->exec_us <= 0) {
+    if (tok == 0 || r->exec_us <= 0) {
         return;
     }
-    uint64_t cost = (uint64_t)r->exec_us * 1000 / c->flight_tok;
+    uint64_t cost = (uint64_t)r->exec_us * 1000 / tok;
     cost = cost < UINT32_MAX / 8 ? cost : UINT32_MAX / 8;
     c->r.us_per_ktok = c->r.us_per_ktok == 0
                            ? (uint32_t)cost
@@ -205,33 +185,32 @@ static void learn_cost(struct pf_core *c, const struct td_step_result *r)
 
 void pf_on_step(struct pf_core *c, const struct td_step_result *r)
 {
-    if (c->r.running == 0 || r->ticket != c->r.running) {
-        TD_LOG(ERROR, "result of a step that does not run, dropped", "ticket=%" PRIu64, r->ticket);
+    const struct nd_flight *f = nd_role_landed(&c->r, r);
+    if (f == NULL) {
         return;
     }
-    c->r.running = 0;
-    learn_cost(c, r);
+    learn_cost(c, r, f->prompt_tok);
     /* All tokens of the step in one message before anything that follows from them. */
-    for (uint32_t i = 0; i < c->r.n_flight; i++) {
-        struct pf_seq *s = pf_of(nd_works_at(c->r.works, c->r.flight[i]));
+    for (uint32_t i = 0; i < f->n_rows; i++) {
+        struct pf_seq *s = pf_of(nd_works_at(c->r.works, f->rows[i].seq));
         const struct td_row_result *row = NULL;
         if (s != NULL && s->state == PF_EXEC && s->submitted_tok == s->w.n_prompt &&
-            row_result(c, r, i, &row) == TD_OK) {
+            nd_flight_result(f, r, i, &row) == TD_OK) {
             (void)take_token(c, s, row); /* without a token the row fails below */
         }
     }
     nd_tokens_flush(c->r.tokens, r->ticket, c->r.out);
-    for (uint32_t i = 0; i < c->r.n_flight; i++) {
-        struct pf_seq *s = pf_of(nd_works_at(c->r.works, c->r.flight[i]));
+    for (uint32_t i = 0; i < f->n_rows; i++) {
+        struct pf_seq *s = pf_of(nd_works_at(c->r.works, f->rows[i].seq));
         const struct td_row_result *row = NULL;
         if (s == NULL) {
             continue;
         }
-        td_err e = row_result(c, r, i, &row);
+        td_err e = nd_flight_result(f, r, i, &row);
         bool tokenless = s->submitted_tok == s->w.n_prompt && !s->has_token;
         pf_on_row(c, s, e == TD_OK && tokenless ? TD_ERR_SEQ_FAILED : e);
     }
-    c->r.n_flight = 0;
+    nd_role_drop_flight(&c->r);
 }
 
 /* ---- pushes ---- */

@@ -78,7 +78,6 @@ struct pf_core {
     uint32_t push_window;    /* so that all seats together stay within TD_XFER_MAX_PUSHES */
     uint32_t
         push_tok; /* of one push at most: a chunk, or less when its message would be too long */
-    uint32_t flight_tok;
     struct pf_stash stash[PF_MAX_STASH];
 };
 

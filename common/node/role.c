@@ -1,8 +1,10 @@
 #define TD_LOG_ROOM "node"
 #include "common/node/role.h"
 
+#include <inttypes.h>
 #include <stdlib.h>
 
+#include "common/base/assert.h"
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "common/base/mem.h"
@@ -21,14 +23,18 @@ static bool allocate(struct nd_role *r, const struct nd_role_shape *shape)
     r->slots = nd_slots_create(nd_min_u32(r->p.max_seqs, e->max_slots));
     r->tokens = nd_tokens_create(shape->n_tokens);
     r->plan = td_zalloc(e->max_rows, sizeof *r->plan);
-    r->flight = td_zalloc(e->max_rows, sizeof *r->flight);
+    bool rows = true;
+    for (uint32_t i = 0; i < TD_ENGINE_MAX_INFLIGHT; i++) {
+        r->flights[i].rows = td_zalloc(e->max_rows, sizeof *r->flights[i].rows);
+        rows = rows && r->flights[i].rows != NULL;
+    }
     r->seat_len = (e->max_model_len + bt - 1) / bt;
     if (e->layout.window == 0) { /* else blocks behind it come back: a table may outgrow the pool */
         r->seat_len = nd_min_u32(r->seat_len, e->n_blocks);
     }
     r->seat_blocks = td_zalloc((size_t)shape->n_seats * r->seat_len, sizeof *r->seat_blocks);
     return r->queue != NULL && r->seats != NULL && r->slots != NULL && r->tokens != NULL &&
-           r->plan != NULL && r->flight != NULL && r->seat_blocks != NULL;
+           r->plan != NULL && rows && r->seat_blocks != NULL;
 }
 
 td_err nd_role_init(struct nd_role *r, const struct nd_core_params *p,
@@ -60,7 +66,9 @@ void nd_role_fini(struct nd_role *r)
     r->slots = nd_slots_destroy(r->slots);
     r->tokens = nd_tokens_destroy(r->tokens);
     free(r->plan);
-    free(r->flight);
+    for (uint32_t i = 0; i < TD_ENGINE_MAX_INFLIGHT; i++) {
+        free(r->flights[i].rows);
+    }
     free(r->seat_blocks);
 }
 
@@ -96,6 +104,66 @@ bool nd_role_drain_over(struct nd_role *r)
     r->drain_until_us = TD_NEVER;
     TD_LOG(WARN, "drain limit reached, ending what is left", "works=%u", nd_works_count(r->works));
     return true;
+}
+
+struct nd_flight *nd_role_flight(struct nd_role *r)
+{
+    TD_REQUIRE(r->n_flights < TD_ENGINE_MAX_INFLIGHT);
+    struct nd_flight *f = &r->flights[r->n_flights];
+    *f = (struct nd_flight){.ticket = r->next_ticket, .rows = f->rows};
+    return f;
+}
+
+void nd_flight_add(struct nd_flight *f, struct td_seq_ref seq, uint32_t end, uint32_t n)
+{
+    f->rows[f->n_rows++] = (struct nd_flight_row){seq, end};
+    f->prompt_tok += end != 0 ? n : 0;
+}
+
+void nd_role_launch(struct nd_role *r, struct nd_flight *f, const struct td_row *rows)
+{
+    struct nd_action *a = nd_actions_add(r->out, ND_DO_STEP);
+    uint32_t tokens = 0;
+    a->rows = rows;
+    a->n_rows = f->n_rows;
+    for (uint32_t i = 0; i < f->n_rows; i++) {
+        tokens += rows[i].n;
+    }
+    r->next_ticket++;
+    r->n_flights++;
+    nd_actions_observe(r->out, ND_M_BATCH_TOKENS, tokens);
+}
+
+const struct nd_flight *nd_role_landed(const struct nd_role *r, const struct td_step_result *result)
+{
+    if (r->n_flights == 0 || result->ticket != r->flights[0].ticket) {
+        TD_LOG(ERROR, "result of a step that does not run, dropped", "ticket=%" PRIu64,
+               result->ticket);
+        return NULL;
+    }
+    return &r->flights[0];
+}
+
+td_err nd_flight_result(const struct nd_flight *f, const struct td_step_result *r, uint32_t i,
+                        const struct td_row_result **out_row)
+{
+    if (i >= r->n_rows || r->rows[i].seq.index != f->rows[i].seq.index ||
+        r->rows[i].seq.generation != f->rows[i].seq.generation) {
+        return TD_ERR_SEQ_FAILED;
+    }
+    *out_row = &r->rows[i];
+    return r->rows[i].err;
+}
+
+/* Its rows' memory goes to the end of the line. */
+void nd_role_drop_flight(struct nd_role *r)
+{
+    struct nd_flight_row *rows = r->flights[0].rows;
+    for (uint32_t i = 1; i < TD_ENGINE_MAX_INFLIGHT; i++) {
+        r->flights[i - 1] = r->flights[i];
+    }
+    r->flights[TD_ENGINE_MAX_INFLIGHT - 1] = (struct nd_flight){.rows = rows};
+    r->n_flights--;
 }
 
 bool nd_role_is_foreign(struct nd_role *r, const struct nd_event *ev)

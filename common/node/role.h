@@ -20,6 +20,18 @@
 #include "common/sched/batch.h"
 #include "common/sched/queue.h"
 
+/* A step that the engine has; rows in the engine's order. */
+struct nd_flight_row {
+    struct td_seq_ref seq;
+    uint32_t end; /* a chunk: prompt tokens computed with it; 0: a decode row */
+};
+
+struct nd_flight {
+    td_ticket ticket;
+    uint32_t n_rows, prompt_tok;
+    struct nd_flight_row *rows; /* owned [max_rows] */
+};
+
 struct nd_role {
     struct nd_core_params p;
     struct nd_works *works;         /* owned */
@@ -29,13 +41,13 @@ struct nd_role {
     struct nd_tokens *tokens;       /* owned */
     struct td_batch batch;
     struct td_batch_row *plan; /* owned [max_rows] */
-    struct td_seq_ref *flight; /* owned [max_rows]: rows of the running step */
     uint32_t *seat_blocks;     /* owned [seats][seat_len] */
     uint32_t seat_len;
-    uint32_t n_flight;
-    td_ticket running, next_ticket; /* running: 0 when no step is under way */
-    uint64_t queued_tok;            /* prompt tokens in the queue that this node will compute */
-    uint32_t us_per_ktok;           /* recent */
+    struct nd_flight flights[TD_ENGINE_MAX_INFLIGHT]; /* the oldest first */
+    uint32_t n_flights;
+    td_ticket next_ticket;
+    uint64_t queued_tok;  /* prompt tokens in the queue that this node will compute */
+    uint32_t us_per_ktok; /* recent */
     bool draining;
     int64_t drain_until_us; /* TD_NEVER */
     bool broken;            /* the ledger refused a move: our bug, shown by check() */
@@ -68,6 +80,20 @@ struct nd_work *nd_role_next(const struct nd_role *r, uint32_t *at, uint64_t rou
 bool nd_role_drain(struct nd_role *r, const struct nd_event *ev);
 /* The drain's limit has come: said once, logged; the role ends what is left. */
 bool nd_role_drain_over(struct nd_role *r);
+/* The next flight, empty; it counts once nd_role_launch has it. */
+struct nd_flight *nd_role_flight(struct nd_role *r);
+/* Adds a row to a flight: a chunk that ends at prompt token `end` with `n` tokens, or with end 0 a decode row. */
+void nd_flight_add(struct nd_flight *f, struct td_seq_ref seq, uint32_t end, uint32_t n);
+/* Gives the flight's rows, of which there is at least one, to the engine. */
+void nd_role_launch(struct nd_role *r, struct nd_flight *f, const struct td_row *rows);
+/* The flight whose result this is, the oldest; NULL, logged, when there is none. */
+const struct nd_flight *nd_role_landed(const struct nd_role *r,
+                                       const struct td_step_result *result);
+/* What the engine says of the flight's row i; a row it does not name has failed. */
+td_err nd_flight_result(const struct nd_flight *f, const struct td_step_result *r, uint32_t i,
+                        const struct td_row_result **out_row);
+/* The oldest flight is over. */
+void nd_role_drop_flight(struct nd_role *r);
 /* A message about another router's work: counted, to be ignored. */
 bool nd_role_is_foreign(struct nd_role *r, const struct nd_event *ev);
 /* Ends a request that this role does not serve. */
