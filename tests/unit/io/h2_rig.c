@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,12 +20,14 @@ struct h2_conn *h2_dial(struct td_loop *loop, uint16_t port)
 {
     struct h2_conn *c = calloc(1, sizeof *c);
     assert_non_null(c);
+    int one = 1; /* frames go out in pieces: they must not wait for each other */
     struct sockaddr_in sa = {.sin_family = AF_INET, .sin_port = htons(port)};
     sa.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     c->loop = loop;
     c->fd = socket(AF_INET, SOCK_STREAM, 0);
     assert_int_equal(connect(c->fd, (struct sockaddr *)&sa, sizeof sa), 0);
     assert_int_equal(fcntl(c->fd, F_SETFL, O_NONBLOCK), 0);
+    assert_int_equal(setsockopt(c->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one), 0);
     assert_int_equal(nghttp2_hd_inflate_new(&c->inflater), 0);
     return c;
 }
