@@ -52,14 +52,22 @@ static void set_int(struct maker *m, const char *name, bool has, int64_t v)
     }
 }
 
+/* An element that is missing would change what is asked. */
+static void append(struct maker *m, const char *name, json_t *list, json_t *value)
+{
+    if (json_array_append_new(list, value) != 0 && m->failed == NULL) {
+        m->failed = name;
+    }
+}
+
 static void set_stops(struct maker *m, const struct td_api_sampling *s)
 {
     json_t *stop = json_array(), *ids = json_array();
     for (uint32_t i = 0; i < s->n_stop && i <= RT_API_MAX_STOPS; i++) {
-        (void)json_array_append_new(stop, json_string(s->stop[i]));
+        append(m, "stop", stop, json_string(s->stop[i]));
     }
     for (uint32_t i = 0; i < s->n_stop_ids && i <= TD_SAMPLING_MAX_STOP_IDS; i++) {
-        (void)json_array_append_new(ids, json_integer(s->stop_ids[i]));
+        append(m, "stop_token_ids", ids, json_integer(s->stop_ids[i]));
     }
     set(m, "stop", stop);
     set(m, "stop_token_ids", ids);
@@ -101,8 +109,8 @@ static void set_messages(struct maker *m, const struct td_api_chat_message *list
 {
     json_t *messages = json_array();
     for (uint32_t i = 0; i < n && i <= RT_API_MAX_MESSAGES; i++) {
-        (void)json_array_append_new(
-            messages, json_pack("{s:s, s:s}", "role", list[i].role, "content", list[i].content));
+        append(m, "messages", messages,
+               json_pack("{s:s, s:s}", "role", list[i].role, "content", list[i].content));
     }
     set(m, "messages", messages);
 }
@@ -135,7 +143,8 @@ static td_err read_made(struct maker *m, bool chat, struct rt_api_prompt *prompt
     if (m->failed != NULL) {
         json_decref(m->root);
         free(prompt->ids);
-        return refuse(error, TD_ERR_BAD_REQUEST, m->failed, "a value that is no finite number");
+        return refuse(error, TD_ERR_BAD_REQUEST, m->failed,
+                      "a value that is no finite number, or no room for it");
     }
     return rt_api_read(chat, m->root, prompt, out, error);
 }

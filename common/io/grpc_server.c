@@ -44,7 +44,7 @@ struct td_grpc_server {
     uint32_t n_services;
     struct td_grpc_call *calls;
     uint32_t n_deadlines;
-    size_t buffered;
+    size_t buffered[2]; /* of methods that need a key, and of open ones */
     bool sweeping;
     void (*on_end)(void *arg, const struct td_grpc_call *c, enum td_grpc_status status);
     void *on_end_arg;
@@ -88,11 +88,22 @@ td_err td_grpc_send(struct td_grpc_call *c, const void *message, size_t len)
     return len > 0 ? td_h2_write(c->stream, message, len) : TD_OK;
 }
 
+static size_t *pool_of(const struct td_grpc_call *c)
+{
+    return &c->server->buffered[c->method != NULL && c->method->open ? 1 : 0];
+}
+
+/* The bytes of its message have been handled. */
+static void uncount(struct td_grpc_call *c)
+{
+    *pool_of(c) -= c->buffered;
+    c->buffered = 0;
+}
+
 /* The request's bytes are of no use any more. */
 static void release(struct td_grpc_call *c)
 {
-    c->server->buffered -= c->buffered;
-    c->buffered = 0;
+    uncount(c);
     td_grpc_reader_fini(&c->reader);
     td_grpc_reader_init(&c->reader, 0);
 }
@@ -249,6 +260,8 @@ static void on_request(void *arg, struct td_h2_stream *stream)
         td_grpc_fail(c, TD_ERR_METHOD, "unknown method", 0);
     } else if (!set_deadline(c, r)) {
         td_grpc_fail(c, TD_ERR_BAD_REQUEST, "malformed grpc-timeout", 0);
+    } else if (c->method->open) {
+        td_grpc_reader_init(&c->reader, s->p.max_open_message);
     }
 }
 
@@ -276,15 +289,30 @@ static void message_complete(struct td_grpc_call *c)
         c->complete = true;
         return;
     }
-    c->server->buffered -= c->buffered;
-    c->buffered = 0;
+    uncount(c);
     td_h2_stream_set_deadline(c->stream, td_now_us() + c->server->p.h2.body_us);
     m->handle(c->service->arg, c, c->reader.message.data, c->reader.message.len);
 }
 
+/* The call with the most bytes pays when all of its kind have too many, so that small requests pass whoever hoards. Walks
+ * all calls, and only then. */
+static void bound_buffers(struct td_grpc_call *c)
+{
+    const struct td_grpc_server *s = c->server;
+    const size_t *pool = pool_of(c);
+    size_t max = pool == s->buffered ? s->p.max_buffered : s->p.max_open_buffered;
+    while (*pool > max) {
+        struct td_grpc_call *most = c;
+        for (struct td_grpc_call *k = s->calls; k != NULL; k = k->next) {
+            most = pool_of(k) == pool && k->buffered > most->buffered ? k : most;
+        }
+        end_call(most, TD_ERR_OVERLOADED, "too many bytes of requests at once");
+    }
+}
+
 static void on_data(void *arg, struct td_h2_stream *stream, const uint8_t *data, size_t len)
 {
-    struct td_grpc_server *s = arg;
+    (void)arg;
     struct td_grpc_call *c = td_h2_stream_user(stream);
     if (c == NULL) {
         return;
@@ -304,10 +332,9 @@ static void on_data(void *arg, struct td_h2_stream *stream, const uint8_t *data,
         data += used;
         len -= used;
         c->buffered += used;
-        s->buffered += used;
-        if (s->buffered > s->p.max_buffered) {
-            end_call(c, TD_ERR_OVERLOADED, "too many bytes of requests at once");
-        } else if (complete) {
+        *pool_of(c) += used;
+        bound_buffers(c);
+        if (complete && !c->finished) {
             message_complete(c);
         }
     }
@@ -389,6 +416,8 @@ void td_grpc_server_defaults(struct td_grpc_server_params *p)
     td_h2_server_defaults(&p->h2);
     p->max_message = TD_GRPC_MAX_MESSAGE;
     p->max_buffered = 256u << 20;
+    p->max_open_message = 64u << 10;
+    p->max_open_buffered = 4u << 20;
 }
 
 td_err td_grpc_server_create(const struct td_grpc_server_params *p,

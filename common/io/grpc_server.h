@@ -4,7 +4,7 @@
  * keeps the deadline, writes messages, status and trailers. Services are tables of methods.
  * Not: the meaning of a message (proto/), HTTP/2 itself (h2_server.h).
  * Owner: a shell. Thread: loop. Bounds: one message of max_message bytes a call, max_buffered of all unhandled requests
- * together, TD_GRPC_MAX_SERVICES. Failure: creation fails with an error; a bad call ends with a status.
+ * together, above which the call with the most is refused; TD_GRPC_MAX_SERVICES. Failure: creation fails with an error; a bad call ends with a status.
  */
 #ifndef TD_IO_GRPC_SERVER_H
 #define TD_IO_GRPC_SERVER_H
@@ -37,6 +37,8 @@ struct td_grpc_service {
 struct td_grpc_server_params {
     struct td_h2_server_params h2; /* ops and arg are set here */
     size_t max_message, max_buffered;
+    /* The same of open methods, which strangers may call: what they hold is not taken from those who have a key. */
+    size_t max_open_message, max_open_buffered;
     /* May the caller call this? Not asked for open methods. NULL: everybody may. */
     td_err (*admit)(void *arg, struct td_grpc_call *c);
     const char *admit_text; /* what who may not is told; NULL: the error's text */

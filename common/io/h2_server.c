@@ -70,6 +70,7 @@ struct conn {
     nghttp2_session *session;     /* owned */
     struct td_h2_stream *streams;
     uint32_t n_streams;
+    size_t unsent; /* bytes of its streams */
     struct td_h2_guard guard;
     bool busy;      /* inside nghttp2 */
     bool dirty;     /* in the list of those to flush */
@@ -143,6 +144,13 @@ static size_t unsent(const struct td_h2_stream *s)
     return s->out != NULL ? evbuffer_get_length(s->out) : 0;
 }
 
+/* So many bytes wait no longer. */
+static void taken(struct td_h2_stream *s, size_t n)
+{
+    s->conn->unsent -= n;
+    s->conn->server->stats.unsent_bytes -= n;
+}
+
 static void stream_free(struct td_h2_stream *s)
 {
     struct conn *c = s->conn;
@@ -157,7 +165,7 @@ static void stream_free(struct td_h2_stream *s)
     c->n_streams--;
     c->since_us = td_now_us();
     c->server->stats.streams--;
-    c->server->stats.unsent_bytes -= unsent(s);
+    taken(s, unsent(s));
     if (s->out != NULL) {
         evbuffer_free(s->out);
     }
@@ -382,9 +390,12 @@ static ssize_t on_want_bytes(nghttp2_session *session, int32_t id, uint8_t *buf,
     (void)id;
     (void)arg;
     struct td_h2_stream *s = source->ptr;
+    if (s->over) {
+        return NGHTTP2_ERR_DEFERRED; /* what it had is dropped; its RST_STREAM is on the way */
+    }
     int n = s->out != NULL ? evbuffer_remove(s->out, buf, length) : 0;
     if (n > 0) {
-        s->conn->server->stats.unsent_bytes -= (size_t)n;
+        taken(s, (size_t)n);
         s->progress_us = td_now_us();
     }
     if (unsent(s) > 0) {
@@ -425,10 +436,27 @@ void td_h2_respond(struct td_h2_stream *s, int status, const struct td_http_head
     }
 }
 
-static bool over_high_water(const struct td_h2_stream *s)
+/* The stream with the most unsent bytes of the connection with the most: when all together have too many, those who read must
+ * not pay for those who do not. Walks all connections, and only then. */
+static struct td_h2_stream *greediest(struct td_h2_stream *writer)
 {
-    const struct td_h2_server *server = s->conn->server;
-    return unsent(s) > server->p.high_water || server->stats.unsent_bytes > server->p.max_unsent;
+    struct conn *most = writer->conn;
+    for (struct conn *c = most->server->conns; c != NULL; c = c->next) {
+        most = c->unsent > most->unsent ? c : most;
+    }
+    struct td_h2_stream *found = most == writer->conn ? writer : most->streams;
+    for (struct td_h2_stream *s = most->streams; s != NULL; s = s->next) {
+        found = unsent(s) > unsent(found) ? s : found;
+    }
+    return found;
+}
+
+static void cut_slow_reader(struct td_h2_stream *s)
+{
+    TD_LOG(INFO, "client does not read", "peer=%s stream=%d unsent=%zu, resetting",
+           s->conn->peer.name, s->id, unsent(s));
+    s->conn->server->stats.slow_readers++;
+    td_h2_reset(s, false);
 }
 
 td_err td_h2_write(struct td_h2_stream *s, const void *data, size_t len)
@@ -448,12 +476,15 @@ td_err td_h2_write(struct td_h2_stream *s, const void *data, size_t len)
         td_h2_reset(s, false);
         return TD_ERR_NO_MEMORY;
     }
+    s->conn->unsent += len;
     server->stats.unsent_bytes += len;
-    if (over_high_water(s)) {
-        TD_LOG(INFO, "client does not read", "peer=%s stream=%d unsent=%zu, resetting",
-               s->conn->peer.name, s->id, unsent(s));
-        server->stats.slow_readers++;
-        td_h2_reset(s, false);
+    if (unsent(s) > server->p.high_water) {
+        cut_slow_reader(s);
+    }
+    while (server->stats.unsent_bytes > server->p.max_unsent) {
+        cut_slow_reader(greediest(s));
+    }
+    if (s->over) {
         return TD_ERR_FULL;
     }
     (void)nghttp2_session_resume_data(s->conn->session, s->id); /* when it waits for bytes */
@@ -493,6 +524,10 @@ void td_h2_reset(struct td_h2_stream *s, bool calm)
         return;
     }
     s->over = true; /* nothing more is taken; `gone` comes when nghttp2 closes it */
+    if (s->out != NULL) {
+        taken(s, unsent(s));
+        (void)evbuffer_drain(s->out, evbuffer_get_length(s->out));
+    }
     s->conn->server->stats.resets++;
     (void)nghttp2_submit_rst_stream(s->conn->session, NGHTTP2_FLAG_NONE, s->id,
                                     calm ? NGHTTP2_ENHANCE_YOUR_CALM : NGHTTP2_CANCEL);

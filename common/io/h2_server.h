@@ -56,7 +56,7 @@ struct td_h2_server_params {
     size_t max_header_list; /* bytes of a request's headers, counted as HTTP/2 does */
     int64_t preface_us, body_us, idle_us, write_stall_us;
     size_t high_water; /* unsent bytes of a stream */
-    size_t max_unsent; /* of all streams together */
+    size_t max_unsent; /* of all streams together: above it, the one with the most is cut */
     const struct td_h2_ops *ops;
     void *arg;
 };

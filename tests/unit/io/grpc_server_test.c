@@ -103,6 +103,8 @@ static int setup(void **state)
     p.h2.host = "127.0.0.1";
     p.max_message = 1000;
     p.max_buffered = 1500;
+    p.max_open_message = 200;
+    p.max_open_buffered = 300;
     p.admit = admit;
     n_gone = 0;
     held = NULL;
@@ -253,6 +255,44 @@ static void the_bytes_of_unhandled_requests_are_bounded_together(void **state)
     assert_string_equal(call(5, "/a.B/Echo", NULL, "again"), "0"); /* all is given back */
 }
 
+static void a_small_request_passes_whoever_hoards(void **state)
+{
+    (void)state;
+    static const char some[900];
+    struct h2_conn *hoarder = h2_dial(loop, td_h2_server_port(td_grpc_server_h2(server)));
+    h2_hello(hoarder);
+    h2_request(hoarder, 1, "/a.B/Echo", NULL, 0);
+    h2_message(hoarder, 1, some, sizeof some, 0);
+    h2_request(hoarder, 3, "/a.B/Echo", NULL, 0);
+    h2_message(hoarder, 3, some, 580, 0);
+    assert_string_equal(call(1, "/a.B/Echo", NULL, "x"), "0");
+    assert_string_equal(call(3, "/a.B/Echo", NULL, "these are too many"), "0");
+    (void)h2_answer(hoarder, 1, body, sizeof body);
+    assert_string_equal(h2_header(hoarder, "grpc-status"), "8");
+    h2_frame_out(hoarder, H2_DATA, H2_END_STREAM, 3, NULL, 0);
+    (void)h2_answer(hoarder, 3, body, sizeof body);
+    assert_string_equal(h2_header(hoarder, "grpc-status"), "0");
+    h2_hang_up(hoarder);
+}
+
+static void what_strangers_hold_is_bounded_apart(void **state)
+{
+    (void)state;
+    static const char some[201];
+    h2_request(conn, 1, "/a.B/Hold", NULL, 0);
+    h2_message(conn, 1, some, 190, 0);
+    h2_request(conn, 3, "/a.B/Hold", NULL, 0);
+    h2_message(conn, 3, some, 150, 0); /* 350 bytes and their prefixes: the first has the most */
+    (void)h2_answer(conn, 1, body, sizeof body);
+    assert_string_equal(h2_header(conn, "grpc-status"), "8");
+    assert_string_equal(call(5, "/a.B/Echo", NULL, "with a key"), "0");
+    h2_request(conn, 7, "/a.B/Hold", NULL, 0);
+    h2_message(conn, 7, some, sizeof some, H2_END_STREAM);
+    (void)h2_answer(conn, 7, body, sizeof body);
+    assert_string_equal(h2_header(conn, "grpc-status"), "8");
+    assert_null(held);
+}
+
 static void a_stream_of_messages_is_handled_one_by_one(void **state)
 {
     (void)state;
@@ -339,6 +379,8 @@ int main(void)
         T(what_is_no_grpc_gets_an_http_status),
         T(bad_messages_end_with_a_status_of_their_own),
         T(the_bytes_of_unhandled_requests_are_bounded_together),
+        T(a_small_request_passes_whoever_hoards),
+        T(what_strangers_hold_is_bounded_apart),
         T(a_stream_of_messages_is_handled_one_by_one),
         T(a_passed_deadline_ends_the_call_and_tells_its_owner),
         T(a_malformed_deadline_is_refused),

@@ -312,6 +312,40 @@ static void the_unsent_bytes_of_all_streams_are_bounded(void **state)
     assert_int_equal(frame.stream, 3);
 }
 
+static void who_reads_does_not_pay_for_who_does_not(void **state)
+{
+    (void)state;
+    static const char some[140000];
+    struct td_h2_server_stats s;
+    h2_hello(conn);
+    h2_setting(conn, 4, 0); /* reads nothing */
+    hold();
+    td_h2_respond(held, 200, NULL, 0, false);
+    assert_int_equal(td_h2_write(held, some, sizeof some), TD_OK);
+    struct td_h2_stream *greedy = held;
+    held = NULL;
+    h2_request(conn, 3, "/hold", NULL, H2_END_STREAM);
+    h2_until(loop, is_held, NULL);
+    td_h2_respond(held, 200, NULL, 0, false);
+    assert_int_equal(td_h2_write(held, some, sizeof some - 1), TD_OK);
+    held = NULL;
+    struct h2_conn *other = h2_dial(loop, td_h2_server_port(server));
+    h2_hello(other);
+    h2_request(other, 1, "/hold", NULL, H2_END_STREAM);
+    h2_until(loop, is_held, NULL);
+    td_h2_respond(held, 200, NULL, 0, false);
+    assert_int_equal(td_h2_write(held, some, 15000), TD_OK);
+    assert_int_equal(td_h2_write(held, some, 15000), TD_OK); /* 309,999 in all */
+    td_h2_end(held, NULL, 0);
+    td_h2_server_stats(server, &s);
+    assert_int_equal(s.unsent_bytes, 169999); /* what the greediest had is gone at once */
+    assert_int_equal(td_h2_write(greedy, some, 1), TD_ERR_CLOSED);
+    assert_true(h2_wait(conn, H2_RST, &frame) && frame.stream == 1);
+    static uint8_t body[40000];
+    assert_int_equal(h2_answer(other, 1, body, sizeof body), 30000);
+    h2_hang_up(other);
+}
+
 static void bytes_wait_for_the_window_and_then_arrive_whole(void **state)
 {
     (void)state;
@@ -420,6 +454,7 @@ int main(void)
         T(a_window_of_zero_stalls_and_then_loses_the_stream),
         T(a_client_that_does_not_read_is_bounded_by_the_high_water_mark),
         T(the_unsent_bytes_of_all_streams_are_bounded),
+        T(who_reads_does_not_pay_for_who_does_not),
         T(bytes_wait_for_the_window_and_then_arrive_whole),
         T(a_thousand_streams_at_once_are_served_and_leave_nothing),
         T(a_lost_connection_ends_its_streams),
