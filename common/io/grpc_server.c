@@ -369,7 +369,7 @@ static void on_gone(void *arg, struct td_h2_stream *stream)
     void (*gone)(void *a) = c->gone;
     void *gone_arg = c->gone_arg;
     if (!c->finished) {
-        let_go(c, TD_GRPC_CANCELLED);
+        let_go(c, td_h2_stream_was_slow(stream) ? TD_GRPC_RESOURCE_EXHAUSTED : TD_GRPC_CANCELLED);
     } else {
         gone = NULL;
     }

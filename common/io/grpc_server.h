@@ -52,7 +52,8 @@ td_err td_grpc_server_create(const struct td_grpc_server_params *p,
 struct td_grpc_server *td_grpc_server_destroy(struct td_grpc_server *s);
 /* The table is copied; what it points at must live as long as the server. */
 void td_grpc_server_add(struct td_grpc_server *s, const struct td_grpc_service *service);
-/* fn hears of the end of every call, once: its status, or CANCELLED when the client left first, or the stream was cut. The
+/* fn hears of the end of every call, once: its status; RESOURCE_EXHAUSTED, as the client sees it, when it was cut because the
+ * client did not read; CANCELLED when the client left first. The
  * call answers td_grpc_call_service, _method and _tag then. */
 void td_grpc_server_on_end(struct td_grpc_server *s,
                            void (*fn)(void *arg, const struct td_grpc_call *c,

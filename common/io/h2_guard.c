@@ -67,6 +67,13 @@ bool td_h2_guard_take(struct td_h2_guard *g, int64_t now_us, enum td_h2_class c)
     return true;
 }
 
+void td_h2_guard_give(struct td_h2_guard *g, enum td_h2_class c)
+{
+    if (c < TD_H2_CLASSES && g->left[c] < classes[c].burst) {
+        g->left[c] += 1;
+    }
+}
+
 const char *td_h2_class_name(enum td_h2_class c)
 {
     return c < TD_H2_CLASSES ? classes[c].name : "FREE";

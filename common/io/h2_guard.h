@@ -40,6 +40,8 @@ void td_h2_guard_init(struct td_h2_guard *g, int64_t now_us);
 enum td_h2_class td_h2_class_of(uint8_t type, uint8_t flags, size_t length);
 /* False: too many of this class. */
 bool td_h2_guard_take(struct td_h2_guard *g, int64_t now_us, enum td_h2_class class_of_frame);
+/* A frame of this class is paid for by something else: one more may come. */
+void td_h2_guard_give(struct td_h2_guard *g, enum td_h2_class class_of_frame);
 const char *td_h2_class_name(enum td_h2_class c);
 
 #endif

@@ -50,6 +50,7 @@ struct td_h2_stream {
     bool announced; /* the owner has */
     bool heard;     /* the client has ended */
     bool responded, ended, over, background;
+    bool slow;              /* cut because the client does not read */
     struct evbuffer *out;   /* owned: what the client has not taken; NULL before the first write */
     struct td_buf trailers; /* owned: like head */
     uint32_t n_trailers;
@@ -456,7 +457,8 @@ static void cut_slow_reader(struct td_h2_stream *s)
     TD_LOG(INFO, "client does not read", "peer=%s stream=%d unsent=%zu, resetting",
            s->conn->peer.name, s->id, unsent(s));
     s->conn->server->stats.slow_readers++;
-    td_h2_reset(s, false);
+    s->slow = true;
+    td_h2_reset(s, true);
 }
 
 td_err td_h2_write(struct td_h2_stream *s, const void *data, size_t len)
@@ -675,10 +677,14 @@ static int on_stream_close(nghttp2_session *session, int32_t id, uint32_t code, 
     return 0;
 }
 
-/* The answer is out and the client still talks: it need not. */
+/* The answer is out and the client still talks: it need not. And grpc-go, for one, measures the path with a PING for each DATA
+ * that it gets: those are no flood. */
 static int on_frame_sent(nghttp2_session *session, const nghttp2_frame *frame, void *arg)
 {
-    (void)arg;
+    struct conn *c = arg;
+    if (frame->hd.type == NGHTTP2_HEADERS || frame->hd.type == NGHTTP2_DATA) {
+        td_h2_guard_give(&c->guard, TD_H2_PING);
+    }
     const struct td_h2_stream *s =
         nghttp2_session_get_stream_user_data(session, frame->hd.stream_id);
     bool last = (frame->hd.type == NGHTTP2_HEADERS || frame->hd.type == NGHTTP2_DATA) &&
@@ -775,7 +781,8 @@ static void sweep_streams(struct conn *c, int64_t now)
         server->stats.timeouts++;
         TD_LOG(INFO, "stream made no progress", "peer=%s stream=%d what=%s, resetting",
                c->peer.name, s->id, stalled ? "answer" : "request");
-        td_h2_reset(s, false);
+        s->slow = stalled;
+        td_h2_reset(s, stalled);
     }
 }
 
@@ -1058,6 +1065,11 @@ void td_h2_stream_set_user(struct td_h2_stream *s, void *user)
 void *td_h2_stream_user(const struct td_h2_stream *s)
 {
     return s->user;
+}
+
+bool td_h2_stream_was_slow(const struct td_h2_stream *s)
+{
+    return s->slow;
 }
 
 void td_h2_stream_set_background(struct td_h2_stream *s)

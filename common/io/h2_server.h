@@ -87,6 +87,8 @@ bool td_h2_stream_verified(const struct td_h2_stream *s);
 const char *td_h2_stream_peer(const struct td_h2_stream *s);
 void td_h2_stream_set_user(struct td_h2_stream *s, void *user);
 void *td_h2_stream_user(const struct td_h2_stream *s);
+/* It was cut because the client did not read: known when it is gone. */
+bool td_h2_stream_was_slow(const struct td_h2_stream *s);
 /* A stream that may stay open for ever (a watch): a drain does not wait for it. */
 void td_h2_stream_set_background(struct td_h2_stream *s);
 /* The client's next bytes must have come by then, unless it has ended; the default is body_us after the head. */

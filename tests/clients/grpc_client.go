@@ -124,18 +124,23 @@ func main() {
 	if code != codes.OK {
 		must(fmt.Errorf("Generate: %v", code))
 	}
-	both := make(chan []int32, 2)
-	for i := 0; i < 2; i++ {
+	// This library sends a PING for each DATA that it gets: so many streams of one connection are many PINGs.
+	const many = 64
+	streams, together := make(chan []int32, many), make([][]int32, many)
+	for i := 0; i < many; i++ {
 		go func() {
 			got, _ := generate(engine, request, 30*time.Second, false)
-			both <- got
+			streams <- got
 		}()
+	}
+	for i := range together {
+		together[i] = <-streams
 	}
 	_, left := generate(engine, endless, 30*time.Second, true)
 	_, late := generate(engine, endless, 100*time.Millisecond, false)
 	_, bad := generate(engine, ask(os.Args[3], 4, -1), 30*time.Second, false)
 	must(json.NewEncoder(os.Stdout).Encode(map[string]interface{}{
 		"health": checkHealth(conn), "services": listServices(conn), "model": models.Models[0].Id, "ids": ids,
-		"async_ids": [][]int32{<-both, <-both}, "cancel": names[left], "deadline": names[late], "bad": names[bad],
+		"async_ids": together, "cancel": names[left], "deadline": names[late], "bad": names[bad],
 	}))
 }

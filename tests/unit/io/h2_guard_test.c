@@ -45,6 +45,23 @@ static void classes_do_not_share_a_bucket(void **state)
     assert_true(td_h2_guard_take(&g, 0, TD_H2_RESET));
 }
 
+static void what_is_given_back_never_exceeds_the_burst(void **state)
+{
+    (void)state;
+    struct td_h2_guard g;
+    int n = 0;
+    td_h2_guard_init(&g, 0);
+    td_h2_guard_give(&g, TD_H2_PING); /* it is full */
+    td_h2_guard_give(&g, TD_H2_FREE); /* has no bucket */
+    while (td_h2_guard_take(&g, 0, TD_H2_PING)) {
+        n++;
+    }
+    assert_int_equal(n, 128);
+    td_h2_guard_give(&g, TD_H2_PING);
+    assert_true(td_h2_guard_take(&g, 0, TD_H2_PING));
+    assert_false(td_h2_guard_take(&g, 0, TD_H2_PING));
+}
+
 static void frames_with_a_use_are_free(void **state)
 {
     (void)state;
@@ -66,6 +83,7 @@ int main(void)
         cmocka_unit_test(a_burst_passes_and_what_is_over_it_does_not),
         cmocka_unit_test(time_fills_the_bucket_up_to_its_burst),
         cmocka_unit_test(classes_do_not_share_a_bucket),
+        cmocka_unit_test(what_is_given_back_never_exceeds_the_burst),
         cmocka_unit_test(frames_with_a_use_are_free),
     };
     return cmocka_run_group_tests_name("h2_guard", tests, NULL, NULL);

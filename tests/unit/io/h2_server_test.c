@@ -188,6 +188,24 @@ static void floods_end_the_connection_calmly(void **state)
     assert_int_equal(s.floods, sizeof rows / sizeof rows[0]);
 }
 
+static void a_ping_for_each_data_that_the_client_gets_is_no_flood(void **state)
+{
+    (void)state;
+    h2_hello(conn);
+    hold();
+    td_h2_respond(held, 200, NULL, 0, false);
+    for (int i = 0; i < 600; i++) { /* over four times what may come at once */
+        assert_int_equal(td_h2_write(held, "token", 5), TD_OK);
+        assert_true(h2_wait(conn, H2_DATA, &frame));
+        h2_frame_out(conn, H2_PING, 0, 0, "12345678", 8);
+        assert_true(h2_wait(conn, H2_PING, &frame));
+    }
+    for (int i = 0; i < 2000; i++) { /* and nothing for these */
+        h2_frame_out(conn, H2_PING, 0, 0, "12345678", 8);
+    }
+    assert_int_equal(h2_until_closed(conn), CALM);
+}
+
 static void a_flood_of_cancelled_streams_ends_the_connection(void **state)
 {
     (void)state;
@@ -445,6 +463,7 @@ int main(void)
         T(an_answer_before_the_end_of_the_request_tells_the_client_to_stop),
         T(headers_over_the_limit_cost_the_stream_only),
         T(floods_end_the_connection_calmly),
+        T(a_ping_for_each_data_that_the_client_gets_is_no_flood),
         T(a_flood_of_cancelled_streams_ends_the_connection),
         T(a_flood_of_empty_data_ends_the_connection),
         T(a_header_block_that_never_ends_is_cut),

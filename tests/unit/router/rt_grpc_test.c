@@ -250,6 +250,8 @@ static void a_client_that_does_not_read_is_cut_and_cancelled_and_others_go_on(vo
         rig_cancelled(r, &r->works[i]);
     }
     assert_true(h2_wait(deaf, H2_RST, &f) && f.stream == 1);
+    assert_int_equal(h2_u32(f.payload),
+                     11); /* ENHANCE_YOUR_CALM: RESOURCE_EXHAUSTED to a client of gRPC */
     begin(c, 1, ENGINE("Generate"), NULL, BYTES(ASK_HI));
     rig_finish(r, rig_work(r, 16));
     assert_string_equal(finish(c, 1), "0");
