@@ -136,6 +136,22 @@ static struct td_peer *hand_over(struct td_acceptor *a, evutil_socket_t fd,
     return taken;
 }
 
+/* Answers go out at once, and a client whose host is gone is noticed also where nothing is written (a watch, an idle
+ * connection): after two minutes of silence. */
+static void set_options(evutil_socket_t fd)
+{
+    static const struct {
+        int level, name, value;
+    } options[] = {{IPPROTO_TCP, TCP_NODELAY, 1},
+                   {SOL_SOCKET, SO_KEEPALIVE, 1},
+                   {IPPROTO_TCP, TCP_KEEPIDLE, 60},
+                   {IPPROTO_TCP, TCP_KEEPINTVL, 15},
+                   {IPPROTO_TCP, TCP_KEEPCNT, 4}};
+    for (size_t i = 0; i < TD_COUNT(options); i++) {
+        (void)setsockopt(fd, options[i].level, options[i].name, &options[i].value, sizeof(int));
+    }
+}
+
 static void on_accept(struct evconnlistener *l, evutil_socket_t fd, struct sockaddr *sa, int len,
                       void *arg)
 {
@@ -143,14 +159,13 @@ static void on_accept(struct evconnlistener *l, evutil_socket_t fd, struct socka
     (void)len;
     struct td_acceptor *a = arg;
     struct td_peer who;
-    int one = 1;
     name_peer(&who, sa);
     if (over_limits(a, &who)) {
         a->refused++;
         evutil_closesocket(fd);
         return;
     }
-    (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    set_options(fd);
     struct td_peer *taken = hand_over(a, fd, &who);
     if (taken == NULL) {
         a->refused++;

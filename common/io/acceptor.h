@@ -1,7 +1,7 @@
 /* acceptor.h - listens, and hands each accepted connection over as a bufferevent.
  *
  * What: the front door that HTTP and gRPC share: address, caps on connections (in all and per address), a pause
- * when descriptors run out, the peer's name.
+ * when descriptors run out, the peer's name, TCP's own keepalive.
  * Not: a protocol; what is said on the connection is its taker's. Owner: a server of common/io. Thread: loop.
  * Bounds: max_connections, max_per_address. Failure: creation fails with an error, logged; a refused connection is closed
  * and counted.

@@ -684,6 +684,7 @@ static int on_frame_sent(nghttp2_session *session, const nghttp2_frame *frame, v
     struct conn *c = arg;
     if (frame->hd.type == NGHTTP2_HEADERS || frame->hd.type == NGHTTP2_DATA) {
         td_h2_guard_give(&c->guard, TD_H2_PING);
+        td_h2_guard_give(&c->guard, TD_H2_WINDOW); /* as many may open the window again */
     }
     const struct td_h2_stream *s =
         nghttp2_session_get_stream_user_data(session, frame->hd.stream_id);

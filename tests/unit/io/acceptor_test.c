@@ -1,6 +1,7 @@
 /* The front door of the servers, over loopback sockets, driven pass by pass. */
 #include <arpa/inet.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <string.h>
 #include <sys/socket.h>
 
@@ -90,6 +91,21 @@ static void a_connection_is_handed_over_with_its_peers_name(void **state)
     close(fd);
 }
 
+static void a_host_that_falls_silent_is_noticed_by_tcp(void **state)
+{
+    (void)state;
+    int on = 0, idle = 0;
+    socklen_t len = sizeof on;
+    open_acceptor(4, 4);
+    int fd = dial();
+    settle(1);
+    int taken_fd = bufferevent_getfd(taken[0].bev);
+    assert_int_equal(getsockopt(taken_fd, SOL_SOCKET, SO_KEEPALIVE, &on, &len), 0);
+    assert_int_equal(getsockopt(taken_fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, &len), 0);
+    assert_true(on == 1 && idle == 60);
+    (void)close(fd);
+}
+
 static void the_caps_close_what_is_over_them(void **state)
 {
     (void)state;
@@ -172,6 +188,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(a_connection_is_handed_over_with_its_peers_name, setup,
+                                        teardown),
+        cmocka_unit_test_setup_teardown(a_host_that_falls_silent_is_noticed_by_tcp, setup,
                                         teardown),
         cmocka_unit_test_setup_teardown(the_caps_close_what_is_over_them, setup, teardown),
         cmocka_unit_test_setup_teardown(a_place_is_free_again_when_its_connection_left, setup,

@@ -106,6 +106,26 @@ static void a_watch_of_an_unknown_service_stays_open(void **state)
     h2_until(loop, is_idle, NULL); /* a drain does not wait for it */
 }
 
+static void new_watches_do_not_keep_the_old_ones_waiting(void **state)
+{
+    (void)state;
+    ask(1, "Watch", "a");
+    assert_true(h2_wait(conn, H2_DATA, &frame));
+    of_a = TD_HEALTH_NOT_SERVING;
+    for (uint32_t stream = 3; stream < 2000;
+         stream += 2) { /* each well before the next poll is due */
+        ask(stream, "Watch", "a");
+        while (h2_next(conn, &frame) && frame.stream != stream) {
+            if (frame.type == H2_DATA && frame.stream == 1) {
+                assert_int_equal(frame.payload[6], TD_HEALTH_NOT_SERVING);
+                return;
+            }
+        }
+        td_loop_run_once(loop, 2000);
+    }
+    fail_msg("the first watch was never told");
+}
+
 static void bytes_that_are_no_request_are_refused(void **state)
 {
     (void)state;
@@ -125,6 +145,7 @@ int main(void)
         T(a_check_of_an_unknown_service_is_not_found),
         T(a_watch_tells_the_status_and_each_change),
         T(a_watch_of_an_unknown_service_stays_open),
+        T(new_watches_do_not_keep_the_old_ones_waiting),
         T(bytes_that_are_no_request_are_refused),
     };
     return cmocka_run_group_tests_name("grpc_health", tests, NULL, NULL);
