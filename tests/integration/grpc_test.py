@@ -21,7 +21,7 @@ import ssl  # noqa: E402
 import tempfile  # noqa: E402
 import threading  # noqa: E402
 
-from harness import (BUILD, ROOT, SCRATCH, Both, all_blocks_back, chat, cluster, issue, open_get, run,  # noqa: E402
+from harness import (BUILD, ROOT, SCRATCH, Both, all_blocks_back, chat, cluster, get, issue, open_get, run,  # noqa: E402
                      tiny_model, tokens_of, wait_for)
 
 STUBS = os.path.join(SCRATCH, "stubs")
@@ -339,6 +339,26 @@ def no_node(cl, e):
     return list(e.Generate(ask("x"), timeout=WAIT, metadata=[("x-api-key", "secret")]))
 
 
+def without_a_certificate(cl):
+    """The status and the count of a call to an admin port that wants a certificate."""
+    folder = tempfile.mkdtemp(dir=SCRATCH)
+    issue(folder, "ca")
+    issue(folder, "server", "ca")
+    router = cl.make_router("router-tls")
+    for option, name in (("cert", "server.pem"), ("key", "server.key"), ("client-ca", "ca.pem")):
+        router.argv += ["--admin-tls-" + option, os.path.join(folder, name)]
+    router.start()
+    try:
+        root = grpc.ssl_channel_credentials(read(folder, "ca.pem"))
+        with grpc.secure_channel(f"127.0.0.1:{router.port('admin')}", root) as ch:
+            code = told(lambda: rpc.AdminStub(ch).ListNodes(pb.ListNodesRequest(), timeout=WAIT))
+        line = 'grpc_service="tandem.v1.Admin",grpc_method="ListNodes",grpc_code="PERMISSION_DENIED"} 1\n'
+        assert line in get(router.port("http"), "/metrics")[1]
+        return code
+    finally:
+        router.stop()
+
+
 def http_status(cl, path):
     return open_get(f"http://127.0.0.1:{cl.router.port('admin')}{path}")
 
@@ -361,6 +381,7 @@ def test_every_documented_status_is_provoked_and_counted():
         provoke(cl, "UNIMPLEMENTED", lambda: list(e.Generate(ask("x", adapter="a"), timeout=WAIT)))
         provoke(cl, "DEADLINE_EXCEEDED", lambda: list(e.Generate(ask("x", 2000, budget_ms=30), timeout=WAIT)))
         provoke(cl, "CANCELLED", lambda: cancelled(e))
+        seen.add(without_a_certificate(cl))
     slow = ["--fault", "step.pause=delay:us=20000"]
     keys = keys_file(("a", "secret", 0), ("b", "limited", 1))
     with cluster(decode=2, decode_args=slow, router=["--api-key-file", keys, "--pair-wait", "0.5"]) as cl, channel(cl) as ch:
