@@ -6,7 +6,7 @@
 #   PEER  (environment) a program that prints the peer's JSON lines; without it those columns stay empty
 #   PART  one or more of the names below, or "first" or "second", which take under ten minutes each; none: all
 set -u
-parts_first="checks checks-sm80 sanitize transformers variants"
+parts_first="checks checks-sm80 checks-ptx sanitize transformers variants"
 parts_second="times times-sm80 engine transformers-8b serve"
 usage() {
     sed -n '2,8p' "$0" | cut -c3-
@@ -129,6 +129,9 @@ done); do
     case $part in
         checks) checks checks ;;
         checks-sm80) checks checks-sm80 --sm_80 ;;
+        # what a device newer than the build would run: the driver compiles the PTX
+        checks-ptx) run checks-ptx 120 check.log env CUDA_FORCE_PTX_JIT=1 CUDA_CACHE_DISABLE=1 "$bin/gpu-bench" --sm_80 \
+            check-pointwise check-flat check-decode check-prefill check-sample ;;
         sanitize | times | engine | serve | variants) $part ;;
         times-sm80) run times-sm80 120 ours-sm80.json "$bin/gpu-bench" --sm_80 flat decode attn step ;;
         transformers) transformers transformers 100 tiny-llama tiny-qwen2 tiny-qwen3 ;;

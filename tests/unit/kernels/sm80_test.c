@@ -99,6 +99,7 @@ static struct kv kv_make(const int32_t *lens, uint32_t n, uint32_t heads, uint32
     assert_true(blocks <= 1024);
     for (uint32_t i = 0; i < blocks; i++) {
         const uint32_t j = (uint32_t)next(&seed) % (i + 1);
+        order[i] = (int32_t)i;
         order[i] = order[j];
         order[j] = (int32_t)i;
     }
