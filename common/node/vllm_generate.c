@@ -40,9 +40,10 @@ struct nd_vllm_call {
     char request_id[TD_WIRE_MAX_NAME];
     bool stream;
     enum nd_local_mode mode;
-    uint32_t n_prompt, n_choices, n_live, n_said, n_stop, n_asked_ids;
-    int32_t asked_ids[TD_SAMPLING_MAX_STOP_IDS];
-    char *stop_texts[TD_TEXT_STOPS_MAX]; /* owned */
+    uint32_t n_prompt, n_choices, n_live, n_said, n_stop, min_tokens;
+    uint32_t n_asked_ids, n_stop_ids;
+    int32_t stop_ids[TD_SAMPLING_MAX_STOP_IDS]; /* the client's own first: [n_asked_ids] */
+    char *stop_texts[TD_TEXT_STOPS_MAX];        /* owned */
     struct choice choices[];
 };
 
@@ -101,7 +102,9 @@ static void cancel_live(struct nd_vllm_call *c)
 static void on_gone(void *arg)
 {
     struct nd_vllm_call *c = arg;
-    TD_LOG(INFO, "outside router gone", "req=%s", c->request_id);
+    char name[TD_WIRE_MAX_NAME + 3];
+    TD_LOG(INFO, "outside router gone", "req=%s",
+           td_log_quote(c->request_id, strlen(c->request_id), name, sizeof name));
     part(c);
     cancel_live(c);
     free_if_over(c);
@@ -146,8 +149,8 @@ static int64_t stop_id(const struct choice *ch)
     const struct nd_vllm_call *c = ch->call;
     uint32_t n = count_of(ch);
     for (uint32_t i = 0; n > 0 && i < c->n_asked_ids; i++) {
-        if ((uint32_t)c->asked_ids[i] == ids_of(ch)[n - 1]) {
-            return c->asked_ids[i];
+        if ((uint32_t)c->stop_ids[i] == ids_of(ch)[n - 1]) {
+            return c->stop_ids[i];
         }
     }
     return -1;
@@ -212,6 +215,18 @@ static td_err look_for_stop(struct choice *ch, int32_t token, bool *out_found)
     return TD_OK;
 }
 
+/* A prefill node that was not told of min_tokens may have chosen a first token that must not be. */
+static bool is_banned(const struct nd_vllm_call *c, const struct nd_local_token *t)
+{
+    bool first = c->mode == ND_LOCAL_TAKE && t->index == 0 && c->min_tokens > 0;
+    for (uint32_t i = 0; first && i < c->n_stop_ids; i++) {
+        if (c->stop_ids[i] == t->token) {
+            return true;
+        }
+    }
+    return false;
+}
+
 static bool say_token(struct choice *ch, const struct nd_local_token *t)
 {
     struct nd_vllm_call *c = ch->call;
@@ -234,7 +249,15 @@ static void on_token(void *arg, const struct nd_local_token *t)
     struct choice *ch = arg;
     struct nd_vllm_call *c = ch->call;
     bool stopped = false;
-    if (c->grpc == NULL || ch->said || !say_token(ch, t)) {
+    if (c->grpc == NULL || ch->said) {
+        return;
+    }
+    if (is_banned(c, t)) {
+        fail(c, TD_ERR_BAD_REQUEST,
+             "min_tokens: the prefill node's first token ends the answer; it must be told too");
+        return;
+    }
+    if (!say_token(ch, t)) {
         return;
     }
     td_err err = c->mode != ND_LOCAL_HOLD ? look_for_stop(ch, t->token, &stopped) : TD_OK;
@@ -274,7 +297,9 @@ static void on_end(void *arg, const struct nd_local_end *e)
     ch->live = false;
     c->n_live--;
     if (c->grpc != NULL && !ch->said && e->err != TD_OK) {
-        TD_LOG(INFO, "outside router's request failed", "req=%s err=%s text=\"%s\"", c->request_id,
+        char name[TD_WIRE_MAX_NAME + 3];
+        TD_LOG(INFO, "outside router's request failed", "req=%s err=%s text=\"%s\"",
+               td_log_quote(c->request_id, strlen(c->request_id), name, sizeof name),
                td_err_code(e->err), e->text);
         fail(c, e->err, e->text);
     } else if (c->grpc != NULL) {
@@ -344,7 +369,9 @@ static td_err call_fill(struct nd_vllm_call *c, const struct nd_vllm_request *r,
         stops[i] = (struct td_text_str){.ptr = c->stop_texts[i], .len = strlen(c->stop_texts[i])};
     }
     c->n_asked_ids = r->n_asked_ids;
-    memcpy(c->asked_ids, r->sampling.stop_ids, sizeof c->asked_ids);
+    c->n_stop_ids = r->sampling.n_stop_ids;
+    c->min_tokens = r->sampling.min_tokens;
+    memcpy(c->stop_ids, r->sampling.stop_ids, sizeof c->stop_ids);
     for (uint32_t i = 0; i < c->n_choices; i++) {
         struct choice *ch = &c->choices[i];
         td_text_detok_init(&ch->detok, c->service->vocab, skip_special);

@@ -24,7 +24,7 @@
 #define ND_MAX_WORKS  (1u << 20) /* handles of pushes keep 20 bits for the index */
 #define ND_TOMBSTONES 1024u
 #define ND_MAX_BUDGET ((int64_t)24 * 3600 * 1000000)
-#define ND_REQ_LEN    64
+#define ND_REQ_LEN    96
 
 struct nd_work {
     struct td_work_id id;

@@ -312,6 +312,12 @@ def test_a_hand_off_streams_and_takes_seed_and_stop_with_it():
     assert list(one.output_ids) == want[:1] and one.finish_reason == "length"
     first = whole(decode(), ask(kv=hold().kv_transfer_params_json, stop_token_ids=[want[0]]))
     assert list(first.output_ids) == want[:1] and first.finish_reason == "stop", first
+    least = {"stop_token_ids": [want[0]], "min_tokens": 4}  # both steps must be told, or the first token may be a forbidden one
+    code, text = status_of(lambda: whole(decode(), ask(kv=hold().kv_transfer_params_json, **least)))
+    assert code == grpc.StatusCode.INVALID_ARGUMENT and "min_tokens" in text, (code, text)
+    want = tokens_of(both().port, PROMPT, **least)
+    held = hold(**dict(least, max_tokens=4))
+    assert list(whole(decode(), ask(kv=held.kv_transfer_params_json, **least)).output_ids) == want
     blocks_back()
 
 
