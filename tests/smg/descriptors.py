@@ -11,6 +11,10 @@ from google.protobuf import descriptor_pb2, descriptor_pool
 from smg_grpc_proto.generated import common_pb2, vllm_engine_pb2
 
 
+def shape_of(method):
+    return method.input_type.full_name, method.output_type.full_name, method.client_streaming, method.server_streaming
+
+
 def public(name):
     for module in (vllm_engine_pb2, common_pb2):
         if name in module.DESCRIPTOR.message_types_by_name:
@@ -53,8 +57,7 @@ def main():
     assert ours.full_name == theirs.full_name
     for method in ours.methods:
         other = theirs.methods_by_name[method.name]
-        assert (method.input_type.full_name, method.output_type.full_name, method.client_streaming, method.server_streaming) \
-            == (other.input_type.full_name, other.output_type.full_name, other.client_streaming, other.server_streaming), method.name
+        assert shape_of(method) == shape_of(other), method.name
     print(f"VllmEngine: {len(ours.methods)} methods, {messages} messages, {fields} fields as the public ones; {left_out} left out")
 
 
