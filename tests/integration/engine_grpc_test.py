@@ -12,41 +12,19 @@ if os.path.abspath(sys.executable) != os.path.abspath(PINNED):
     os.execv(PINNED, [PINNED] + sys.argv)  # the interpreter that has the packages
 
 import hashlib  # noqa: E402
-import io  # noqa: E402
 import json  # noqa: E402
 import tempfile  # noqa: E402
-import zipfile  # noqa: E402
 
-from harness import (ROOT, SCRATCH, Both, all_blocks_back, certificate, cluster, in_threads, request, run,  # noqa: E402
+import engine_client  # noqa: E402
+from engine_client import (SERVICE, WAIT, channel, code_of, common, engine, grpc, pb, request_of, rpc,  # noqa: E402
+                           tokenizer, whole)
+from harness import (SCRATCH, Both, all_blocks_back, certificate, cluster, in_threads, request, run,  # noqa: E402
                      tiny_model, tokens_of, unexpected_lines, wait_for)
-
-STUBS = os.path.join(SCRATCH, "stubs")
-os.makedirs(STUBS)
-subprocess.run([sys.executable, "-m", "grpc_tools.protoc", "-I" + os.path.join(ROOT, "proto"), "--python_out=" + STUBS,
-                "--grpc_python_out=" + STUBS, "smg_common.proto", "vllm_engine.proto"], check=True)
-sys.path.insert(0, STUBS)
-
-os.environ["GRPC_VERBOSITY"] = "NONE"  # refused handshakes are part of the tests
-import grpc  # noqa: E402
-import smg_common_pb2 as common  # noqa: E402
-import vllm_engine_pb2 as pb  # noqa: E402
-import vllm_engine_pb2_grpc as rpc  # noqa: E402
 from grpc_health.v1 import health_pb2, health_pb2_grpc  # noqa: E402
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase  # noqa: E402
-from tokenizers import Tokenizer  # noqa: E402
 
-WAIT = 30
-SERVICE = "--engine-grpc", "--engine-grpc-port", "0"
 PROMPT = "the quick brown fox jumps over the lazy dog " * 3
 SHARED = {}
-
-
-def channel(process):
-    return grpc.insecure_channel(f"127.0.0.1:{process.port('engine-grpc')}")
-
-
-def engine(process):
-    return rpc.VllmEngineStub(channel(process))
 
 
 def both():
@@ -71,17 +49,6 @@ def decode():
     return pair().nodes["decode-0"]
 
 
-def tokenizer(process):
-    chunks = list(engine(process).GetTokenizer(common.GetTokenizerRequest(), timeout=WAIT))
-    data = b"".join(c.data for c in chunks)
-    assert [c.sha256 for c in chunks[:-1]] == [""] * (len(chunks) - 1)
-    assert chunks[-1].sha256 == hashlib.sha256(data).hexdigest()
-    files = zipfile.ZipFile(io.BytesIO(data))
-    assert files.testzip() is None and files.namelist() == ["tokenizer.json", "tokenizer_config.json"]
-    assert json.loads(files.read("tokenizer_config.json"))["eos_token"]
-    return Tokenizer.from_str(files.read("tokenizer.json").decode())
-
-
 def ids_of(text):
     if "tokenizer" not in SHARED:
         SHARED["tokenizer"] = tokenizer(both().proc)
@@ -89,19 +56,7 @@ def ids_of(text):
 
 
 def ask(prompt=PROMPT, kv=None, request_id="", stream=False, **sampling):
-    """A greedy request of token ids."""
-    sampling = dict({"temperature": 0, "max_tokens": 24}, **sampling)
-    r = pb.GenerateRequest(request_id=request_id, tokenized=pb.TokenizedInput(input_ids=ids_of(prompt)), stream=stream,
-                           sampling_params=pb.SamplingParams(**sampling))
-    if kv is not None:
-        r.kv_transfer_params_json = kv if isinstance(kv, str) else json.dumps(kv)
-    return r
-
-
-def whole(process, r):
-    """The one answer of a request that does not stream."""
-    answer, = list(engine(process).Generate(r, timeout=WAIT))
-    return answer.complete
+    return request_of(ids_of(prompt), kv, request_id, stream, **sampling)
 
 
 def status_of(call):
@@ -113,19 +68,8 @@ def status_of(call):
     raise AssertionError("the call did not fail")
 
 
-def code_of(call):
-    """The status of a call that must fail, and its code in the trailers."""
-    try:
-        call()
-    except grpc.RpcError as e:
-        return e.code(), dict(e.trailing_metadata())["tandem-code"]
-    raise AssertionError("the call did not fail")
-
-
 def hold(prompt=PROMPT, request_id="", **sampling):
-    """What an outside router sends to a prefill node; the answer has the hand-off."""
-    sampling = dict({"max_tokens": 1, "ignore_eos": True}, **sampling)
-    return whole(prefill(), ask(prompt, {"do_remote_decode": True, "do_remote_prefill": False}, request_id, **sampling))
+    return engine_client.hold(prefill(), ids_of(prompt), request_id, **sampling)
 
 
 def blocks_back(*processes):
