@@ -115,6 +115,18 @@ def test_the_tokenizer_comes_as_hugging_faces_files():
     assert tok.decode(tok.encode(PROMPT).ids) == PROMPT
 
 
+def test_a_large_tokenizer_comes_in_pieces_to_those_who_wait_for_them():
+    if not os.environ.get("TANDEM_TEST_MODEL"):
+        return
+    with Both(model=os.environ["TANDEM_TEST_MODEL"], args=SERVICE) as b:
+        half = engine(b.proc).GetTokenizer(common.GetTokenizerRequest(), timeout=WAIT)
+        assert len(next(half).data) == 256 << 10
+        half.cancel()  # leaves in the middle
+        tok = in_threads([lambda: tokenizer(b.proc)] * 4)[0]
+        assert tok.get_vocab_size() == 49152 and tok.decode(tok.encode(PROMPT).ids) == PROMPT
+        assert not unexpected_lines(b.proc)
+
+
 def test_the_same_request_gives_the_same_tokens_as_over_http():
     want = tokens_of(both().port, PROMPT)
     got = whole(both().proc, ask())
