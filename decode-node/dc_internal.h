@@ -8,6 +8,7 @@
 #ifndef TD_DECODE_NODE_DC_INTERNAL_H
 #define TD_DECODE_NODE_DC_INTERNAL_H
 
+#include "common/base/rng.h"
 #include "common/node/role.h"
 #include "common/node/span.h"
 #include "common/sched/growth.h"
@@ -70,6 +71,8 @@ static inline struct dc_seq *dc_of(struct nd_work *w)
     return (struct dc_seq *)(void *)w;
 }
 
+#define DC_HEARD 64u
+
 struct dc_core {
     struct nd_role r;           /* first */
     struct nd_spans *addresses; /* owned */
@@ -81,7 +84,20 @@ struct dc_core {
     uint32_t n_held;               /* batch rows that sit out for lack of a block */
     uint32_t owed_blk;             /* blocks of victims that are not fenced yet */
     uint32_t step_us;              /* recent */
+    int64_t heard_us[DC_HEARD];    /* last word or slice of prefill nodes, by peer */
 };
+
+/* Peers that share a place: a silent one is noticed late then, a speaking one is never taken for silent. */
+static inline int64_t *dc_heard(struct dc_core *c, uint64_t peer)
+{
+    return &c->heard_us[td_mix64(peer) % DC_HEARD];
+}
+
+/* P keeps this prompt for another router: no heartbeat of ours watches over it. */
+static inline bool dc_is_take(const struct dc_seq *s)
+{
+    return !td_work_id_eq(&s->source, &s->w.id);
+}
 
 /* ---- dc_seq.c: states, ends, routers ---- */
 void dc_set_state(struct dc_core *c, struct dc_seq *s, enum dc_state to);
@@ -116,6 +132,8 @@ void dc_unland(struct dc_core *c, struct dc_seq *s);
 /* ---- dc_land.c: from reservation to take-over ---- */
 /* Blocks are reserved: dial P, accept slices, send the table. */
 void dc_land(struct dc_core *c, struct dc_seq *s);
+/* Its deadline has passed, but not its budget. */
+void dc_land_late(struct dc_core *c, struct dc_seq *s);
 void dc_on_landed(struct dc_core *c, const struct td_xfer_event *ev);
 void dc_on_land_bad(struct dc_core *c, const struct td_xfer_event *ev);
 void dc_on_unlanded(struct dc_core *c, const struct td_xfer_event *ev);

@@ -21,6 +21,33 @@ static void send_table(struct dc_core *c, struct dc_seq *s, const struct td_bloc
                                .blocks = refs};
 }
 
+/* The record says that everything has been posted: from then on silence is a stalled path. Before it, silence may be a
+ * layer that takes its time; prefill's lease, its endpoint and the router's heartbeats judge that. Where no router of
+ * ours does, prefill's lease is waited for. */
+static void expect_slices(struct dc_core *c, struct dc_seq *s)
+{
+    int64_t at = s->w.budget_us;
+    if (s->has_record) {
+        at = c->r.now + c->r.p.t_stall_us;
+    } else if (dc_is_take(s)) {
+        at = c->r.now + c->r.p.t_lease_us;
+    }
+    nd_works_arm(c->r.works, &s->w, at < s->w.budget_us ? at : s->w.budget_us, false);
+}
+
+/* Prefill may be busy with those before us: it is silent when nobody hears of it. */
+void dc_land_late(struct dc_core *c, struct dc_seq *s)
+{
+    int64_t until = *dc_heard(c, s->peer) + c->r.p.t_lease_us;
+    if (s->has_record) {
+        dc_end(c, s, TD_ERR_STALLED, "transfer made no progress");
+    } else if (until <= c->r.now) {
+        dc_end(c, s, TD_ERR_STALLED, "the prefill node is silent");
+    } else {
+        nd_works_arm(c->r.works, &s->w, until < s->w.budget_us ? until : s->w.budget_us, false);
+    }
+}
+
 /* The order matters: the endpoint, then the land, then the table that lets P push into it. */
 void dc_land(struct dc_core *c, struct dc_seq *s)
 {
@@ -53,6 +80,7 @@ void dc_land(struct dc_core *c, struct dc_seq *s)
     s->land_open = true;
     s->table_us = c->r.now;
     send_table(c, s, refs);
+    expect_slices(c, s);
 }
 
 /* ---- take-over ---- */
@@ -115,14 +143,6 @@ static void advance(struct dc_core *c, struct dc_seq *s)
     }
 }
 
-/* The record says that everything has been posted: from then on silence is a stalled path. Before it, silence may be a
- * layer that takes its time; prefill's lease, its endpoint and the router's heartbeats judge that. */
-static void expect_slices(struct dc_core *c, struct dc_seq *s)
-{
-    int64_t at = s->has_record ? c->r.now + c->r.p.t_stall_us : s->w.budget_us;
-    nd_works_arm(c->r.works, &s->w, at < s->w.budget_us ? at : s->w.budget_us, false);
-}
-
 /* ---- from the transfer thread ---- */
 
 static struct dc_seq *of_land(struct dc_core *c, uint64_t land)
@@ -141,6 +161,7 @@ void dc_on_landed(struct dc_core *c, const struct td_xfer_event *ev)
         return;
     }
     bool first = s->n_landed == 0;
+    *dc_heard(c, s->peer) = c->r.now;
     s->n_landed = ev->n_slices;
     s->kv_bytes = ev->n_bytes;
     s->transport = ev->transport != NULL ? ev->transport : s->transport;
@@ -239,6 +260,7 @@ void dc_on_record(struct dc_core *c, uint64_t peer, const struct td_wire_record 
         mismatch(c, s, why);
         return;
     }
+    *dc_heard(c, peer) = c->r.now;
     s->has_record = true;
     s->n_slices = m->n_slices;
     s->finish = m->finish;

@@ -288,8 +288,8 @@ static void queue_spent(struct dc_core *c, struct dc_seq *s)
     if (c->r.now >= s->w.budget_us) {
         budget_spent(c, s);
     } else {
-        bool held = !td_work_id_eq(&s->source, &s->w.id);
-        dc_end(c, s, held ? TD_ERR_LEASE : TD_ERR_STALE, "ticket expired before there was room");
+        dc_end(c, s, dc_is_take(s) ? TD_ERR_LEASE : TD_ERR_STALE,
+               "ticket expired before there was room");
     }
 }
 
@@ -298,7 +298,7 @@ static void land_spent(struct dc_core *c, struct dc_seq *s)
     if (c->r.now >= s->w.budget_us) {
         budget_spent(c, s);
     } else {
-        dc_end(c, s, TD_ERR_STALLED, "transfer made no progress");
+        dc_land_late(c, s);
     }
 }
 

@@ -455,6 +455,73 @@ static void the_stall_clock_starts_with_the_record_and_restarts_with_each_slice(
     (void)rig_destroy(r);
 }
 
+/* Nobody's heartbeats watch over a prompt that is held for an outside router, nor its prefill node. Its land is named by the
+ * hold's id. */
+static void take(struct rig *r, struct td_wire_request *q, struct td_work_id source)
+{
+    struct td_wire_msg m = rig_reserve(r, P, D, q);
+    m.reserve.held = source;
+    rig_msg(r, D, &m, TD_OK);
+    rig_deliver(r);
+}
+
+static void say_slices(struct rig *r, const struct td_work_id *source, uint32_t slices)
+{
+    struct td_xfer_event ev = {.type = TD_XFER_LANDED,
+                               .land = land_of(r, source),
+                               .n_slices = slices,
+                               .n_bytes = (uint64_t)slices * 128,
+                               .transport = "rig"};
+    rig_xfer(r, D, &ev);
+    rig_deliver(r);
+}
+
+static void a_held_prompt_is_given_up_when_its_prefill_node_is_silent(void **state)
+{
+    struct rig_params p = {.n_blocks = 64, .max_slots = 8};
+    struct td_wire_request q = rig_request(1, 60, 10);
+    struct td_work_id source = {.router_epoch = 0x77, .counter = 9};
+    (void)state;
+    q.budget_ms = 600000;
+    struct rig *r = one(&p);
+    take(r, &q, source);
+    rig_pass(r, 29 * RIG_SECOND);
+    assert_null(rig_end(r, D, &q.id));
+    say_slices(r, &source, 1);
+    rig_pass(r, 29 * RIG_SECOND);
+    assert_null(rig_end(r, D, &q.id));
+    rig_pass(r, 2 * RIG_SECOND);
+    assert_non_null(rig_end(r, D, &q.id));
+    assert_int_equal(rig_end(r, D, &q.id)->err, TD_ERR_STALLED);
+    rig_fence(r, D);
+    rig_deliver(r);
+    rig_assert_idle(r, D);
+    (void)rig_destroy(r);
+}
+
+static void a_held_prompt_waits_for_its_turn_while_its_prefill_node_speaks(void **state)
+{
+    struct rig_params p = {.n_blocks = 64, .max_slots = 8};
+    struct td_wire_request q = rig_request(1, 60, 10), other = rig_request(2, 60, 10);
+    struct td_work_id source = {.router_epoch = 0x77, .counter = 9};
+    struct td_work_id before = {.router_epoch = 0x77, .counter = 8};
+    (void)state;
+    q.budget_ms = other.budget_ms = 600000;
+    struct rig *r = one(&p);
+    take(r, &other, before);
+    take(r, &q, source);
+    for (uint32_t i = 1; i <= 5; i++) {
+        rig_pass(r, 20 * RIG_SECOND);
+        say_slices(r, &before, i);
+        assert_null(rig_end(r, D, &q.id));
+    }
+    assert_null(rig_end(r, D, &other.id));
+    rig_pass(r, 31 * RIG_SECOND);
+    assert_non_null(rig_end(r, D, &q.id));
+    assert_int_equal(rig_end(r, D, &q.id)->err, TD_ERR_STALLED);
+    (void)rig_destroy(r);
+}
+
 static void a_first_token_that_ends_the_request_needs_no_kv(void **state)
 {
     struct td_wire_request q;
@@ -930,6 +997,8 @@ int main(void)
         cmocka_unit_test(a_fence_that_does_not_come_is_forced_by_closing),
         cmocka_unit_test(a_close_ends_the_other_lands_of_the_peer_too),
         cmocka_unit_test(the_stall_clock_starts_with_the_record_and_restarts_with_each_slice),
+        cmocka_unit_test(a_held_prompt_is_given_up_when_its_prefill_node_is_silent),
+        cmocka_unit_test(a_held_prompt_waits_for_its_turn_while_its_prefill_node_speaks),
         cmocka_unit_test(a_first_token_that_ends_the_request_needs_no_kv),
         cmocka_unit_test(the_first_step_also_carries_the_first_token),
         cmocka_unit_test(local_work_needs_the_role_both),
