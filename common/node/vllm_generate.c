@@ -13,6 +13,7 @@
 #include "common/base/mem.h"
 #include "common/base/rng.h"
 #include "common/node/vllm_int.h"
+#include "common/node/work.h"
 #include "common/text/detok.h"
 #include "common/text/stop.h"
 
@@ -99,12 +100,19 @@ static void cancel_live(struct nd_vllm_call *c)
     }
 }
 
+/* For log lines: the id is the client's, it may hold anything. */
+static const char *log_id(const struct nd_vllm_call *c, char out[2 * TD_WIRE_MAX_NAME])
+{
+    return nd_name_is_plain(c->request_id)
+               ? c->request_id
+               : td_log_quote(c->request_id, strlen(c->request_id), out, 2 * TD_WIRE_MAX_NAME);
+}
+
 static void on_gone(void *arg)
 {
     struct nd_vllm_call *c = arg;
-    char name[TD_WIRE_MAX_NAME + 3];
-    TD_LOG(INFO, "outside router gone", "req=%s",
-           td_log_quote(c->request_id, strlen(c->request_id), name, sizeof name));
+    char quoted[2 * TD_WIRE_MAX_NAME];
+    TD_LOG(INFO, "outside router gone", "req=%s", log_id(c, quoted));
     part(c);
     cancel_live(c);
     free_if_over(c);
@@ -294,13 +302,12 @@ static void on_end(void *arg, const struct nd_local_end *e)
 {
     struct choice *ch = arg;
     struct nd_vllm_call *c = ch->call;
+    char quoted[2 * TD_WIRE_MAX_NAME];
     ch->live = false;
     c->n_live--;
     if (c->grpc != NULL && !ch->said && e->err != TD_OK) {
-        char name[TD_WIRE_MAX_NAME + 3];
         TD_LOG(INFO, "outside router's request failed", "req=%s err=%s text=\"%s\"",
-               td_log_quote(c->request_id, strlen(c->request_id), name, sizeof name),
-               td_err_code(e->err), e->text);
+               log_id(c, quoted), td_err_code(e->err), e->text);
         fail(c, e->err, e->text);
     } else if (c->grpc != NULL) {
         say_whole(ch, finish_name(e->finish), NULL);
@@ -438,6 +445,18 @@ static td_err submit(struct nd_vllm_call *c, struct nd_local_request *r, uint64_
     return TD_OK;
 }
 
+/* What the node says at once of a request that was read; NULL: the error's own text. */
+static const char *refusal(enum nd_local_mode mode, td_err err)
+{
+    if (mode == ND_LOCAL_TAKE && err == TD_ERR_BAD_REQUEST) {
+        return "this hand-off is of another prompt: send the token ids that the prefill node got";
+    }
+    return mode == ND_LOCAL_TAKE && err == TD_ERR_PEER_MODEL
+               ? "this hand-off is of a node with another KV layout or numerics "
+                 "(GetServerInfo's pairing_protocol differs)"
+               : NULL;
+}
+
 static td_err start(struct nd_vllm *v, struct td_grpc_call *grpc, const struct td_vllm_generate *g,
                     char why[ND_VLLM_WHY])
 {
@@ -470,7 +489,7 @@ static td_err start(struct nd_vllm *v, struct td_grpc_call *grpc, const struct t
     td_grpc_call_on_gone(grpc, on_gone, c);
     td_err err = submit(c, &work, r.has_seed ? r.sampling.seed : td_rng_u64_secure());
     if (err != TD_OK) { /* choices that were taken end by themselves */
-        fail(c, err, NULL);
+        fail(c, err, refusal(r.mode, err));
         free_if_over(c);
     }
     return TD_OK;
@@ -481,7 +500,7 @@ void nd__vllm_generate(void *arg, struct td_grpc_call *call, const uint8_t *mess
     struct nd_vllm *v = arg;
     struct td_vllm_generate g;
     struct td_api_key *key = td_grpc_call_tag(call);
-    char why[ND_VLLM_WHY] = "";
+    char why[ND_VLLM_WHY] = "", quoted[2 * ND_VLLM_WHY];
     double retry_s = 1;
     td_err err = td_api_key_admit(key, td_now_us(), &retry_s);
     if (err != TD_OK) {
@@ -497,8 +516,8 @@ void nd__vllm_generate(void *arg, struct td_grpc_call *call, const uint8_t *mess
     }
     err = err == TD_OK ? start(v, call, &g, why) : err;
     if (err != TD_OK) {
-        TD_LOG(INFO, "outside router's request refused", "err=%s text=\"%s\"", td_err_code(err),
-               why);
+        TD_LOG(INFO, "outside router's request refused", "err=%s text=%s", td_err_code(err),
+               td_log_quote(why, strlen(why), quoted, sizeof quoted));
         td_api_key_done(key, 0);
         td_grpc_fail(call, err, why[0] != 0 ? why : NULL, 1);
     }

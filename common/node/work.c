@@ -122,18 +122,23 @@ td_err nd_request_check(const struct nd_core_params *p, const struct td_wire_req
     return tokens_check(p, r);
 }
 
-/* The name in log lines: the router's, if it is plain, else the work id. */
-static void name_work(struct nd_work *work, const char *request_id)
+bool nd_name_is_plain(const char *request_id)
 {
     size_t len = request_id != NULL ? strlen(request_id) : 0;
-    bool plain = len > 0 && len < sizeof work->req;
+    bool plain = len > 0;
     for (size_t i = 0; plain && i < len; i++) {
         char ch = request_id[i];
         plain = (ch >= '0' && ch <= '9') || (ch >= 'a' && ch <= 'z') || (ch >= 'A' && ch <= 'Z') ||
                 ch == '-' || ch == '_' || ch == '.' || ch == ':';
     }
-    if (plain) {
-        memcpy(work->req, request_id, len + 1);
+    return plain;
+}
+
+/* The name in log lines: the router's, if it is plain, else the work id. */
+static void name_work(struct nd_work *work, const char *request_id)
+{
+    if (nd_name_is_plain(request_id) && strlen(request_id) < sizeof work->req) {
+        (void)snprintf(work->req, sizeof work->req, "%s", request_id);
     } else {
         (void)snprintf(work->req, sizeof work->req, "%016" PRIx64 "-%" PRIu64,
                        work->id.router_epoch, work->id.counter);

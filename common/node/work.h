@@ -68,6 +68,8 @@ struct nd_works *nd_works_destroy(struct nd_works *w);
 /* Whether this node can run the request at all; a refusal holds no block. */
 td_err nd_request_check(const struct nd_core_params *p,
                         const struct td_wire_request *r) TD_MUST_CHECK;
+/* Whether it may stand in log lines as it is. */
+bool nd_name_is_plain(const char *request_id);
 /* Opens a record (zeroed beyond struct nd_work) and copies the request into it. TD_ERR_STALE when
  * the id is known already, TD_ERR_OVERLOADED when full. */
 td_err nd_works_open(struct nd_works *w, const struct td_wire_request *r, int64_t now_us,

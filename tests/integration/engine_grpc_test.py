@@ -305,7 +305,7 @@ def test_a_hand_off_that_is_not_ours_or_of_another_prompt_is_refused():
         code, why = status_of(lambda: whole(decode(), ask(kv=bad)))  # noqa: B023
         assert code == grpc.StatusCode.INVALID_ARGUMENT, (bad, code, why)
     code, why = status_of(lambda: whole(decode(), ask("another prompt", held.kv_transfer_params_json)))
-    assert code == grpc.StatusCode.INVALID_ARGUMENT, (code, why)
+    assert code == grpc.StatusCode.INVALID_ARGUMENT and "another prompt" in why, (code, why)
     assert len(whole(decode(), ask(kv=held.kv_transfer_params_json)).output_ids) == 24  # still there
     blocks_back()
 
@@ -321,6 +321,18 @@ def test_abort_gives_back_what_is_held_and_a_client_that_leaves_what_it_takes():
     next(stream)
     stream.cancel()
     blocks_back()
+
+
+def test_a_client_writes_no_lines_of_its_own_into_the_log():
+    stream = engine(both().proc).Generate(ask(request_id="mine\nforged line", max_tokens=1800, ignore_eos=True, stream=True),
+                                          timeout=WAIT)
+    next(stream)
+    stream.cancel()
+    wait_for(lambda: "outside router gone" in both().proc.log(), WAIT, "the node to tell of it")
+    for bad in ("mine\nforged line", "{\"a\": \"\nforged line"):
+        status_of(lambda: whole(both().proc, ask(request_id=bad, kv=bad)))  # noqa: B023
+    idle(both().proc)
+    assert "\nforged" not in both().proc.log()
 
 
 def test_hand_offs_run_beside_our_own_router():
