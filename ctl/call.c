@@ -2,8 +2,6 @@
 
 #include "common/base/clock.h"
 
-#define KEEPALIVE_US 30000000
-
 #define SAY(quiet, ...)                                                                            \
     do {                                                                                           \
         if (!(quiet)) {                                                                            \
@@ -71,7 +69,7 @@ enum ctl_exit ctl_call_admin_stream(const struct ctl_admin *a, const char *metho
     struct td_grpc_client_call call = {.message = message->data,
                                        .len = message->len,
                                        .timeout_us = TD_NEVER,
-                                       .keepalive_us = KEEPALIVE_US,
+                                       .keepalive_us = (int64_t)(a->timeout_s * 1e6),
                                        .on_message = on_message,
                                        .arg = arg};
     enum ctl_exit status = call_admin(a, method, &call, &answer);

@@ -19,7 +19,8 @@ enum ctl_exit ctl_call_ask(const struct ctl_admin *a, const char *method,
 /* The same; any status but OK is a failure. `name`: what is asked for, in front of what is said of a status. */
 enum ctl_exit ctl_call_admin(const struct ctl_admin *a, const char *method, const char *name,
                              const struct td_buf *message, struct td_grpc_client_answer *out);
-/* A method that answers by a stream without end; on_message as in grpc_client.h. */
+/* A method that answers by a stream without end; on_message as in grpc_client.h. The timeout is of silence: then the server is
+ * asked whether it lives, and lost after as long again. */
 enum ctl_exit ctl_call_admin_stream(const struct ctl_admin *a, const char *method,
                                     const struct td_buf *message, ctl_call_fn *on_message,
                                     void *arg);

@@ -314,6 +314,15 @@ def test_watch_tells_events_as_they_happen():
     ctl("watch", "--router", f"127.0.0.1:{free_port()}", status=UNREACHABLE)
 
 
+def test_watch_gives_a_silent_server_up_after_its_keepalive():
+    with socket.socket() as silent:  # it takes connections and never says a word
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        _, err = ctl("watch", "--router", f"127.0.0.1:{silent.getsockname()[1]}", "--keepalive", "0.1", status=UNREACHABLE,
+                     timeout=30)
+        assert "silent" in err, err
+
+
 # ---- generate ----
 
 def test_generate_answers_like_the_http_api():
