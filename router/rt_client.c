@@ -431,6 +431,15 @@ static void finish_answer(struct rt_client *c)
 
 /* ---- what the core says ---- */
 
+/* Stop strings are looked for behind the first min_tokens tokens. */
+static td_err take_piece(struct choice *ch)
+{
+    if (ch->n_output > ch->client->job->api.sampling.min_tokens) {
+        return td_text_stop_push(ch->stop, ch->piece.data, ch->piece.len, &ch->text);
+    }
+    return ch->piece.len > 0 ? td_buf_append(&ch->text, ch->piece.data, ch->piece.len) : TD_OK;
+}
+
 static td_err take_text(struct choice *ch, const struct rt_action *a)
 {
     if (ch->ids != NULL) {
@@ -440,12 +449,12 @@ static td_err take_text(struct choice *ch, const struct rt_action *a)
     if (a->finish != TD_FINISH_STOP) {
         td_buf_clear(&ch->piece);
         TD_TRY(td_text_detok_push(&ch->detok, a->token, &ch->piece));
-        TD_TRY(td_text_stop_push(ch->stop, ch->piece.data, ch->piece.len, &ch->text));
+        TD_TRY(take_piece(ch));
     }
     if (a->finish != TD_FINISH_NONE && td_text_stop_matched(ch->stop) < 0) {
         td_buf_clear(&ch->piece);
         TD_TRY(td_text_detok_flush(&ch->detok, &ch->piece));
-        TD_TRY(td_text_stop_push(ch->stop, ch->piece.data, ch->piece.len, &ch->text));
+        TD_TRY(take_piece(ch));
         TD_TRY(td_text_stop_flush(ch->stop, &ch->text));
     }
     return TD_OK;

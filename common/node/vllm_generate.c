@@ -208,7 +208,7 @@ static const char *finish_name(enum td_finish finish)
 
 /* ---- what the node says of a work ---- */
 
-/* True when the text so far holds a stop string. */
+/* True when the text so far holds a stop string behind the first min_tokens tokens. */
 static td_err look_for_stop(struct choice *ch, int32_t token, bool *out_found)
 {
     *out_found = false;
@@ -218,6 +218,9 @@ static td_err look_for_stop(struct choice *ch, int32_t token, bool *out_found)
     td_buf_clear(&ch->piece);
     td_buf_clear(&ch->text);
     TD_TRY(td_text_detok_push(&ch->detok, token, &ch->piece));
+    if (count_of(ch) <= ch->call->min_tokens) {
+        return TD_OK;
+    }
     TD_TRY(td_text_stop_push(ch->stop, ch->piece.data, ch->piece.len, &ch->text));
     *out_found = td_text_stop_matched(ch->stop) >= 0;
     return TD_OK;

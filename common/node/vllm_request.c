@@ -65,6 +65,18 @@ static td_err read_numbers(const struct nd_vllm_limits *l, const struct td_vllm_
     return check_ranges(s, why);
 }
 
+/* The one token that a hold makes counts as the first of the whole request: routers ask for max_tokens 1 there and leave the
+ * rest as it was. */
+static td_err read_least(const struct td_vllm_sampling *v, enum nd_local_mode mode,
+                         struct td_sampling_params *s, char why[ND_VLLM_WHY])
+{
+    if (v->min_tokens > s->max_tokens && mode != ND_LOCAL_HOLD) {
+        return refuse(why, "min_tokens must not exceed max_tokens");
+    }
+    s->min_tokens = v->min_tokens < s->max_tokens ? v->min_tokens : s->max_tokens;
+    return TD_OK;
+}
+
 static td_err read_lengths(const struct nd_vllm_limits *l, const struct td_vllm_sampling *v,
                            uint32_t n_prompt, struct td_sampling_params *s, char why[ND_VLLM_WHY])
 {
@@ -88,10 +100,6 @@ static td_err read_lengths(const struct nd_vllm_limits *l, const struct td_vllm_
         return TD_ERR_CONTEXT_LENGTH;
     }
     s->max_tokens = v->has_max_tokens ? v->max_tokens : room;
-    if (v->min_tokens > s->max_tokens) {
-        return refuse(why, "min_tokens must not exceed max_tokens");
-    }
-    s->min_tokens = v->min_tokens;
     return TD_OK;
 }
 
@@ -237,6 +245,7 @@ td_err nd_vllm_request_read(const struct nd_vllm_limits *l, const struct td_vllm
     TD_TRY(read_kv(l, g->kv_json, out, why));
     TD_TRY(read_numbers(l, &g->sampling, &out->sampling, why));
     TD_TRY(read_lengths(l, &g->sampling, n_prompt, &out->sampling, why));
+    TD_TRY(read_least(&g->sampling, out->mode, &out->sampling, why));
     TD_TRY(read_ids(l, &g->sampling, &out->sampling, why));
     TD_TRY(read_stop(&g->sampling, out, why));
     out->n_asked_ids = g->sampling.n_stop_ids;

@@ -79,6 +79,19 @@ def test_a_stop_string_ends_the_text_and_is_not_shown():
     assert text == whole[:whole.index(stop)]
 
 
+def test_a_stop_string_waits_for_min_tokens():
+    ask = {"prompt": "abc", "temperature": 0, "max_tokens": 24, "ignore_eos": True, "return_token_ids": True}
+    whole = request(PORT, "POST", "/v1/completions", ask).json()["choices"][0]
+    stop = whole["text"][2:4]
+    early = request(PORT, "POST", "/v1/completions", {**ask, "stop": stop}).json()["choices"][0]
+    assert early["finish_reason"] == "stop" and len(early["token_ids"]) < 12, early
+    least = request(PORT, "POST", "/v1/completions", {**ask, "stop": stop, "min_tokens": 12}).json()["choices"][0]
+    assert least["token_ids"][:12] == whole["token_ids"][:12], least
+    assert least["text"] == whole["text"][:len(least["text"])] and stop in least["text"][:6], least
+    full = request(PORT, "POST", "/v1/completions", {**ask, "stop": stop, "min_tokens": 24}).json()["choices"][0]
+    assert (full["text"], full["finish_reason"]) == (whole["text"], "length"), full
+
+
 def test_stop_token_ids_and_min_tokens_are_kept():
     ids = tokens_of(PORT, "abc", max_tokens=12, ignore_eos=True)
     cut = tokens_of(PORT, "abc", max_tokens=12, ignore_eos=True, stop_token_ids=[ids[4]])

@@ -164,6 +164,8 @@ def test_stop_ids_and_stop_strings_end_an_answer():
     got = whole(both().proc, ask(stop=["never said", stop]))
     assert (got.finish_reason, got.matched_stop_str) == ("stop", stop), got
     assert list(got.output_ids) == want[:len(got.output_ids)] and 0 < len(got.output_ids) < 24
+    got = whole(both().proc, ask(stop=[stop], min_tokens=24))
+    assert (list(got.output_ids), got.finish_reason) == (want, "length"), got
     wait_for(lambda: engine(both().proc).GetServerInfo(pb.GetServerInfoRequest(), timeout=WAIT).active_requests == 0, WAIT,
              "the stopped request to end in the engine")
 
@@ -264,6 +266,8 @@ def test_a_hand_off_streams_and_takes_seed_and_stop_with_it():
     at = next(i for i in range(3, 24) if want[i] not in want[:i])
     got = whole(decode(), ask(kv=hold().kv_transfer_params_json, stop_token_ids=[want[at]]))
     assert list(got.output_ids) == want[:at + 1] and got.finish_reason == "stop"
+    least = hold(min_tokens=24)  # of the whole request; the router has set max_tokens to 1
+    assert list(whole(decode(), ask(kv=least.kv_transfer_params_json, min_tokens=24)).output_ids) == want
     one = whole(decode(), ask(kv=hold().kv_transfer_params_json, max_tokens=1))
     assert list(one.output_ids) == want[:1] and one.finish_reason == "length"
     first = whole(decode(), ask(kv=hold().kv_transfer_params_json, stop_token_ids=[want[0]]))

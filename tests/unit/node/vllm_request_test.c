@@ -145,6 +145,12 @@ static void lengths_are_held_to_the_context(void **state)
     g.sampling.max_tokens = 54;
     g.sampling.min_tokens = 55;
     refused(&g, "min_tokens");
+    g.sampling.max_tokens = 1; /* as routers ask a prefill node, whatever else the request says */
+    g.kv_json = "{\"do_remote_decode\":true}";
+    assert_int_equal(read_as(TD_ROLE_PREFILL, &g, 10, &r), TD_OK);
+    assert_int_equal(r.sampling.min_tokens, 1);
+    g.kv_json = NULL;
+    g.sampling.max_tokens = 54;
     g.sampling.min_tokens = 0;
     assert_int_equal(read_as(TD_ROLE_BOTH, &g, 64, &r), TD_ERR_CONTEXT_LENGTH);
     assert_int_equal(read_as(TD_ROLE_BOTH, &g, 0, &r), TD_ERR_BAD_REQUEST);
