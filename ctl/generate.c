@@ -268,6 +268,10 @@ static enum ctl_exit call(struct answer *a, const struct ctl_peer *peer, const c
         td_grpc_client_answer_fini(&answer);
         status = show_end(a);
     }
+    if (status == CTL_OK && a->finish == TD_FINISH_NONE) {
+        ctl_say("%s: the answer stopped without an end", a->o->server);
+        status = CTL_FAILED;
+    }
     return status;
 }
 

@@ -17,6 +17,7 @@ import termios
 import threading
 import time
 
+from h2_frames import END_HEADERS, END_STREAM, HEADERS, SETTINGS, block, frame
 from harness import BUILD, SCRATCH, Stream, cluster, get, issue, request, run, tiny_model, wait_for
 
 CTL = os.path.join(BUILD, "ctl", "tandemctl")
@@ -342,6 +343,27 @@ def test_generate_answers_like_the_http_api():
     chat = request(PORT, "POST", "/v1/chat/completions",
                    {"messages": [{"role": "user", "content": prompt}], "max_tokens": 6, "temperature": 0}).json()
     assert ctl("generate", prompt, "--chat", *server)[0] == chat["choices"][0]["message"]["content"] + "\n"
+
+
+def test_generate_wants_an_end_of_the_answer():
+    head = block(":status", "200", "content-type", "application/grpc")
+    said = frame(SETTINGS, 0, 0) + frame(HEADERS, END_HEADERS, 1, head) + \
+        frame(HEADERS, END_HEADERS | END_STREAM, 1, block("grpc-status", "0"))
+
+    def answer(listening):
+        with listening.accept()[0] as s:
+            s.sendall(said)
+            while s.recv(65536):  # until the client has gone
+                pass
+
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        t = threading.Thread(target=answer, args=(listening,))
+        t.start()
+        _, err = ctl("generate", "x", "--server", f"127.0.0.1:{listening.getsockname()[1]}", status=FAILED)
+        t.join()
+    assert "without an end" in err, err
 
 
 def test_generate_tells_scripts_how_it_went():
