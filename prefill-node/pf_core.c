@@ -17,6 +17,7 @@ static void pf_destroy(void *core)
         return;
     }
     nd_role_fini(&c->r);
+    (void)td_queue_destroy(c->holds);
     (void)nd_spans_destroy(c->tables);
     free(c);
 }
@@ -46,7 +47,8 @@ static td_err build(struct pf_core *c, const struct nd_core_params *p)
     }
     c->tables = nd_spans_create((size_t)p->engine->n_blocks * 4 * sizeof(struct td_block_ref) +
                                 (size_t)nd_works_capacity(c->r.works) * ND_SPAN_PAGE_BYTES);
-    return c->tables != NULL ? TD_OK : TD_ERR_NO_MEMORY;
+    c->holds = td_queue_create(p->max_queue);
+    return c->tables != NULL && c->holds != NULL ? TD_OK : TD_ERR_NO_MEMORY;
 }
 
 static td_err pf_create(const struct nd_core_params *p, void **out_core)
@@ -125,15 +127,21 @@ static void on_xfer(struct pf_core *c, const struct nd_event *ev)
     }
 }
 
-/* Runs at every event: a wait may not depend on the kind of event that comes. */
-static void expire(struct pf_core *c)
+static void expire_line(struct pf_core *c, struct td_queue *line)
 {
     struct td_queue_item *it;
-    while ((it = td_queue_pop_due(c->r.queue, c->r.now)) != NULL) {
+    while ((it = td_queue_pop_due(line, c->r.now)) != NULL) {
         struct pf_seq *s = td_heap_entry(it, struct pf_seq, line);
         c->r.queued_tok -= s->w.n_prompt;
         pf_on_timeout(c, s);
     }
+}
+
+/* Runs at every event: a wait may not depend on the kind of event that comes. */
+static void expire(struct pf_core *c)
+{
+    expire_line(c, c->r.queue);
+    expire_line(c, c->holds);
     struct nd_work *w;
     while ((w = nd_works_due(c->r.works, c->r.now)) != NULL) {
         pf_on_timeout(c, pf_of(w));
@@ -181,14 +189,18 @@ static int64_t pf_next_deadline(const void *core)
 {
     const struct pf_core *c = core;
     int64_t at = nd_role_next_deadline(&c->r);
-    int64_t stash = pf_stash_deadline(c);
+    int64_t stash = pf_stash_deadline(c), holds = td_queue_next_deadline(c->holds);
+    at = holds < at ? holds : at;
     return stash < at ? stash : at;
 }
 
 static void pf_state(const void *core, struct td_wire_state *out)
 {
     const struct pf_core *c = core;
+    uint32_t holds = (uint32_t)td_queue_count(c->holds);
     nd_role_state(&c->r, out);
+    out->queued_requests += holds;
+    out->running_requests -= holds;
     out->role = TD_ROLE_PREFILL;
     out->decode_step_us = 0;
 }
@@ -262,10 +274,12 @@ static bool blocks_ok(const struct pf_core *c, const struct pf_seq *s)
 static td_err pf_check(const void *core)
 {
     const struct pf_core *c = core;
-    struct nd_role_sums sums = {0};
+    struct nd_role_sums sums = {0}, holds = {0};
     struct nd_work *w;
     for (uint32_t at = 0; (w = nd_role_next(&c->r, &at, 0)) != NULL;) {
         const struct pf_seq *s = pf_of(w);
+        holds.blocks += s->hold_us > 0 ? s->n_blocks : 0;
+        holds.seats += s->hold_us > 0 && s->seat != 0;
         sums.blocks += s->n_blocks;
         sums.seats += s->seat != 0;
         sums.slots += s->slot != 0;
@@ -274,6 +288,11 @@ static td_err pf_check(const void *core)
                    s->w.req, pf_state_name(s->state), timer_ok(s));
             return TD_ERR_INTERNAL;
         }
+    }
+    if (holds.blocks != c->hold_blk || holds.seats != c->hold_seats) {
+        TD_LOG(ERROR, "held prompts do not add up", "blocks=%u counted=%u seats=%u counted=%u",
+               holds.blocks, c->hold_blk, holds.seats, c->hold_seats);
+        return TD_ERR_INTERNAL;
     }
     return nd_role_check(&c->r, &sums);
 }

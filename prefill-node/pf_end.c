@@ -21,6 +21,10 @@ void pf_move_blocks(struct pf_core *c, struct pf_seq *s, enum td_blk_state to)
 
 void pf_release_blocks(struct pf_core *c, struct pf_seq *s)
 {
+    if (s->seat != 0 && s->hold_us > 0) {
+        c->hold_seats--;
+        c->hold_blk -= s->n_blocks;
+    }
     if (s->n_blocks > 0) {
 #ifdef TD_BUG_SKIPPED_RELEASE
         if (s->state != PF_HANDING || s->taken || s->finish != TD_FINISH_NONE)
@@ -156,7 +160,7 @@ void pf_end(struct pf_core *c, struct pf_seq *s, td_err err, const char *text)
 {
     TD_REQUIRE(s->state != PF_FREE && s->state != PF_ENDING);
     if (td_queue_holds(&s->line)) {
-        td_queue_remove(c->r.queue, &s->line);
+        td_queue_remove(pf_line_of(c, s), &s->line);
         c->r.queued_tok -= s->w.n_prompt;
     }
     td_batch_leave(&c->r.batch, &s->batch);

@@ -32,21 +32,46 @@ uint64_t pf_push_handle(const struct pf_seq *s, uint32_t number)
 
 /* ---- admission ---- */
 
+static uint32_t blocks_for(const struct pf_core *c, const struct td_queue_item *it)
+{
+    const struct pf_seq *s = td_heap_entry(it, struct pf_seq, line);
+    uint32_t bt = c->r.p.engine->layout.block_tok;
+    return (s->w.n_prompt + bt - 1) / bt;
+}
+
+/* One hold always fits, however long. */
+static bool hold_fits(const struct pf_core *c, const struct td_queue_item *it)
+{
+    return c->hold_seats == 0 || (c->hold_seats < nd_slots_size(c->r.seats) / 2 &&
+                                  c->hold_blk + blocks_for(c, it) <= c->r.p.engine->n_blocks / 2);
+}
+
+/* Of both lines the one whose turn it is; NULL: nobody's. */
+static struct td_queue_item *next_in_line(const struct pf_core *c)
+{
+    struct td_queue_item *it = td_queue_head(c->r.queue), *hold = td_queue_head(c->holds);
+    if (hold == NULL || !hold_fits(c, hold)) {
+        return it;
+    }
+    return it == NULL || hold->key < it->key ? hold : it;
+}
+
 /* The head of the line gets its blocks, or the line waits: nobody small overtakes it for ever. */
 static bool admit_head(struct pf_core *c)
 {
-    struct td_queue_item *it = td_queue_head(c->r.queue);
+    struct td_queue_item *it = next_in_line(c);
     if (it == NULL || nd_slots_free(c->r.slots) == 0 || nd_slots_free(c->r.seats) == 0) {
         return false;
     }
     struct pf_seq *s = td_heap_entry(it, struct pf_seq, line);
-    uint32_t bt = c->r.p.engine->layout.block_tok;
-    uint32_t need = (s->w.n_prompt + bt - 1) / bt;
+    uint32_t need = blocks_for(c, it);
     if (need > td_kv_pool_count(c->r.pool, TD_BLK_FREE)) {
         return false;
     }
-    td_queue_remove(c->r.queue, it);
+    td_queue_remove(pf_line_of(c, s), it);
     c->r.queued_tok -= s->w.n_prompt;
+    c->hold_seats += s->hold_us > 0;
+    c->hold_blk += s->hold_us > 0 ? need : 0;
     s->seat = nd_slots_take(c->r.seats);
     s->slot = nd_slots_take(c->r.slots);
     td_err e = td_kv_pool_take(c->r.pool, nd_work_handle(&s->w), TD_BLK_RESERVED, s->w.budget_us,

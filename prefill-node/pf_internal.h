@@ -78,8 +78,17 @@ struct pf_core {
     uint32_t push_window;    /* so that all seats together stay within TD_XFER_MAX_PUSHES */
     uint32_t
         push_tok; /* of one push at most: a chunk, or less when its message would be too long */
+    /* Prompts for outside routers wait in a line of their own and get half of the seats and blocks at most: who never takes
+     * what is held keeps nobody else out. */
+    struct td_queue *holds; /* owned */
+    uint32_t hold_seats, hold_blk;
     struct pf_stash stash[PF_MAX_STASH];
 };
+
+static inline struct td_queue *pf_line_of(const struct pf_core *c, const struct pf_seq *s)
+{
+    return s->hold_us > 0 ? c->holds : c->r.queue;
+}
 
 /* ---- pf_seq.c: states ---- */
 void pf_set_state(struct pf_core *c, struct pf_seq *s, enum pf_state to);

@@ -179,7 +179,7 @@ void pf_on_prefill(struct pf_core *c, const struct td_wire_prefill *m, td_err de
     td_err e = grave == ND_GRAVE_CANCELLED ? TD_ERR_CANCELLED : decode_err;
     e = e == TD_OK ? admit_check(c, m) : e;
     struct nd_work *w = NULL;
-    if (e == TD_OK && td_queue_count(c->r.queue) >= c->r.p.max_queue) {
+    if (e == TD_OK && td_queue_count(c->r.queue) + td_queue_count(c->holds) >= c->r.p.max_queue) {
         e = TD_ERR_OVERLOADED;
     }
     if (e == TD_OK) {
@@ -194,11 +194,12 @@ void pf_on_prefill(struct pf_core *c, const struct td_wire_prefill *m, td_err de
     s->ticket_until_us = c->r.now + (int64_t)m->ticket.life_ms * 1000;
     s->hold_us = (int64_t)m->hold_ms * 1000;
     pf_set_state(c, s, PF_QUEUED);
-    TD_INSIST(td_queue_push(c->r.queue, &s->line, w->priority, c->r.now, w->budget_us) == TD_OK);
+    TD_INSIST(td_queue_push(pf_line_of(c, s), &s->line, w->priority, c->r.now, w->budget_us) ==
+              TD_OK);
     c->r.queued_tok += w->n_prompt;
     TD_LOG(INFO, "pf_queue", "req=%s trace=%.32s attempt=%u prompt_tok=%u budget_ms=%u waiting=%zu",
            w->req, nd_work_trace(w), w->id.attempt, w->n_prompt, m->r.budget_ms,
-           td_queue_count(c->r.queue));
+           td_queue_count(pf_line_of(c, s)));
     pf_stash_take(c, s);
 }
 

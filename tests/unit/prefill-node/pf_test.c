@@ -312,6 +312,51 @@ static void a_hold_ends_at_its_time_and_says_so_to_who_comes_late(void **state)
     (void)rig_destroy(r);
 }
 
+static void hold(struct rig *r, uint64_t counter, uint32_t n_prompt)
+{
+    struct td_wire_request q = rig_request(counter, n_prompt, 1);
+    q.budget_ms = 10 * HOLD_MS;
+    struct td_wire_msg m = rig_prefill(r, P, D, &q);
+    m.prefill.ticket.d_epoch = 0;
+    m.prefill.hold_ms = HOLD_MS;
+    rig_msg(r, P, &m, TD_OK);
+    rig_deliver(r);
+}
+
+static void compute_all(struct rig *r)
+{
+    while (rig_finish(r, P)) {
+    }
+}
+
+/* An outside router that takes nothing must not keep others out. */
+static void holds_leave_half_of_the_seats_and_blocks_to_others(void **state)
+{
+    (void)state;
+    static const uint32_t lengths[] = {16, 160}; /* of 8 seats 4 are taken first; of 64 blocks 32 */
+    static const uint32_t held[] = {4, 3};
+    for (uint32_t i = 0; i < 2; i++) {
+        struct rig_params p = {.n_blocks = 64, .max_slots = 4, .max_seqs = 4};
+        struct rig *r = rig_create();
+        assert_int_equal(rig_add(r, &pf_role_ops, &p), P);
+        for (uint32_t n = 1; n <= 8; n++) {
+            hold(r, n, lengths[i]);
+        }
+        compute_all(r);
+        assert_int_equal(rig_blocks(r, P, TD_BLK_PARKED), held[i] * ((lengths[i] + 15) / 16));
+        struct td_wire_request q = rig_request(20, 64, 10);
+        struct td_wire_msg m = rig_prefill(r, P, D, &q);
+        rig_msg(r, P, &m, TD_OK);
+        rig_deliver(r);
+        compute_all(r);
+        assert_int_equal(rig_tokens(r, &q), 1);
+        rig_pass(r, HOLD_MS * INT64_C(1000) + 1); /* the next ones have their turn */
+        compute_all(r);
+        assert_true(rig_blocks(r, P, TD_BLK_PARKED) >= held[i] * ((lengths[i] + 15) / 16));
+        (void)rig_destroy(r);
+    }
+}
+
 static void a_hold_that_names_a_decode_node_is_refused(void **state)
 {
     (void)state;
@@ -614,6 +659,7 @@ int main(void)
         cmocka_unit_test(a_foreign_or_second_table_is_refused),
         cmocka_unit_test(a_held_prompt_goes_to_any_peer_that_knows_the_nonce_once),
         cmocka_unit_test(a_hold_ends_at_its_time_and_says_so_to_who_comes_late),
+        cmocka_unit_test(holds_leave_half_of_the_seats_and_blocks_to_others),
         cmocka_unit_test(a_hold_that_names_a_decode_node_is_refused),
         cmocka_unit_test(a_table_for_an_unknown_work_of_this_process_does_not_wait),
         cmocka_unit_test(a_table_that_does_not_fit_the_prompt_is_refused),
