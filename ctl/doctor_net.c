@@ -8,9 +8,9 @@
 #include <unistd.h>
 
 #include "common/base/mem.h"
+#include "common/io/port_owner.h"
 #include "common/io/xfer_measure.h"
 #include "ctl/log_reason.h"
-#include "ctl/port_owner.h"
 
 #define SLICE_BYTES  65536u
 #define SLICES       16u
@@ -70,7 +70,7 @@ static int try_listen(const struct addrinfo *ai)
 static void say_in_use(struct ctl_report *r, const char *check, const char *port, bool asked)
 {
     char owner[64];
-    ctl_port_owner((uint16_t)strtol(port, NULL, 10), owner, sizeof owner);
+    td_port_owner((uint16_t)strtol(port, NULL, 10), owner, sizeof owner);
     bool ours = strncmp(owner, "tandem-", 7) == 0;
     ctl_report_add(r, asked ? CTL_V_FAIL : CTL_V_WARN, check,
                    "stop what listens there (ss -ltnp), or choose another port", "in use%s%s%s",

@@ -25,7 +25,7 @@ static const struct td_opt opts[] = {
             admin.timeout_s),
     CTL_TLS_OPTS(admin.tls),
     CTL_OPT("kinds", LIST, "", "", 0, 0, NULL,
-            "only these: node.up, node.lost, node.drain, node.undrain, request.failed, "
+            "only these: node.up, node.lost, node.left, node.drain, node.undrain, request.failed, "
             "request.replayed; none: all",
             kinds),
     CTL_OPT("count", INT, "0", "", 0, 1e9, NULL, "ends after so many events; 0: with the router",

@@ -298,5 +298,5 @@ int main(int argc, char **argv)
     td_signal_destroy(a.hangup);
     td_loop_destroy(a.loop);
     td_config_fini(&program, &a.o);
-    return err == TD_OK ? 0 : 1;
+    return td_config_exit_status(err);
 }

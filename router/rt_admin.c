@@ -3,7 +3,9 @@
  * a preflight, which nobody here answers; a page under another name of this host is refused by its Origin.
  */
 #define TD_LOG_ROOM "router"
+#include <errno.h>
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -136,20 +138,28 @@ static td_err finished_requests(const struct rt_shell *s, uint32_t limit, struct
 
 /* ---- what is asked ---- */
 
-/* A whole number of the query, "a=1&limit=20"; `none` when it is not there, or no number. */
-static uint64_t query_number(const struct rt_call *c, const char *name, uint64_t none)
+/* A whole number of the query, "a=1&limit=20"; *out keeps its value when it is not there. False: it is no number, which has
+ * been answered. */
+static bool query_number(struct rt_call *c, const char *name, uint64_t *out)
 {
+    char why[64];
     size_t n = strlen(name);
     for (const char *p = c->r->query; p != NULL && *p != 0; p = strchr(p, '&')) {
         p += *p == '&' ? 1 : 0;
         if (strncmp(p, name, n) == 0 && p[n] == '=') {
             char *end = NULL;
+            errno = 0;
             uint64_t v = strtoull(p + n + 1, &end, 10);
-            bool whole = end != p + n + 1 && p[n + 1] != '-' && (*end == 0 || *end == '&');
-            return whole ? v : none;
+            if (p[n + 1] < '0' || p[n + 1] > '9' || (*end != 0 && *end != '&') || errno != 0) {
+                (void)snprintf(why, sizeof why, "%s must be a whole number", name);
+                rt__refuse(c, TD_ERR_BAD_REQUEST, why, name, 1);
+                return false;
+            }
+            *out = v;
+            return true;
         }
     }
-    return none;
+    return true;
 }
 
 void rt__admin_nodes(struct rt_call *c)
@@ -165,8 +175,11 @@ void rt__admin_nodes(struct rt_call *c)
 
 void rt__admin_requests(struct rt_call *c)
 {
-    uint64_t limit = query_number(c, "limit", LIST_DEFAULT);
+    uint64_t limit = LIST_DEFAULT;
     struct td_buf b;
+    if (!query_number(c, "limit", &limit)) {
+        return;
+    }
     td_buf_init(&b, RT_BODY_MAX);
     td_err err = td_buf_puts(&b, "{");
     err = err == TD_OK ? live_requests(c->s, &b) : err;
@@ -260,8 +273,12 @@ static td_err live_json(const struct rt_shell *s, uint64_t since, struct td_buf 
 void rt__admin_live(struct rt_call *c)
 {
     struct td_buf b;
+    uint64_t since = 0;
+    if (!query_number(c, "since", &since)) {
+        return;
+    }
     td_buf_init(&b, RT_BODY_MAX);
-    rt__answer_json(c, &b, live_json(c->s, query_number(c, "since", 0), &b));
+    rt__answer_json(c, &b, live_json(c->s, since, &b));
     td_buf_fini(&b);
 }
 

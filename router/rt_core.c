@@ -498,11 +498,15 @@ static void entry_lost_node(struct rt_core *c, struct rt_entry *e, uint64_t epoc
     }
 }
 
-/* The end of a node that drained, or of a router that ends itself, was planned. */
+bool rt_core_node_may_leave(const struct rt_core *c, uint64_t epoch)
+{
+    const struct rt_node *n = rt_nodes_find((struct rt_nodes *)(uintptr_t)&c->nodes, epoch);
+    return n != NULL && n->inflight == 0 && (c->draining || n->held || n->state.draining);
+}
+
 static void log_node_gone(const struct rt_core *c, const struct rt_node *n)
 {
-    bool planned = c->draining || n->held || n->state.draining;
-    if (planned && n->inflight == 0) {
+    if (rt_core_node_may_leave(c, n->epoch)) {
         TD_LOG(INFO, "node left", "node=%s epoch=%016" PRIx64, n->name, n->epoch);
     } else {
         TD_LOG(WARN, "node lost",

@@ -188,6 +188,8 @@ bool rt_core_request(const struct rt_core *c, uint64_t counter, struct rt_reques
 /* The same by the client's id; of several choices the first. */
 bool rt_core_request_named(const struct rt_core *c, const char *request_id,
                            struct rt_request_view *out);
+/* Its end, were it now, would be planned: it has drained to the end, or this router ends. */
+bool rt_core_node_may_leave(const struct rt_core *c, uint64_t epoch);
 /* Invariants: phases sum up, every live entry has a deadline, nobody waits on a node that is gone.
  */
 td_err rt_core_check(const struct rt_core *c) TD_MUST_CHECK;

@@ -237,6 +237,7 @@ static td_err make_server(struct rt_grpc *g)
     p.h2.loop = sp->loop;
     p.h2.host = sp->host;
     p.h2.port = sp->grpc_port;
+    p.h2.option = "--grpc-port";
     p.h2.tls = g->shell->tls;
     p.admit = admit;
     p.arg = g;

@@ -194,8 +194,9 @@ static void watcher_gone(void *arg)
 /* Every kind that is told (docs/grpc.md). */
 static bool is_kind(const char *name)
 {
-    static const char *const kinds[] = {"node.up",      "node.lost",      "node.drain",
-                                        "node.undrain", "request.failed", "request.replayed"};
+    static const char *const kinds[] = {"node.up",         "node.lost",    "node.left",
+                                        "node.drain",      "node.undrain", "request.failed",
+                                        "request.replayed"};
     for (size_t i = 0; i < TD_COUNT(kinds); i++) {
         if (strcmp(name, kinds[i]) == 0) {
             return true;
@@ -235,7 +236,7 @@ static void h_watch(void *arg, struct td_grpc_call *c, const uint8_t *message, s
         free(w);
         td_grpc_fail(c, err,
                      err == TD_ERR_BAD_REQUEST
-                         ? "kinds are at most 8 of node.up, node.lost, node.drain, "
+                         ? "kinds are at most 8 of node.up, node.lost, node.left, node.drain, "
                            "node.undrain, request.failed, request.replayed"
                          : NULL,
                      1);

@@ -59,8 +59,8 @@ static td_err make_template(struct rt_model *m, const struct rt_model_params *p)
         source = own;
     }
     if (len == 0) {
-        TD_LOG(WARN, "the model has no chat template", "path=%s, /v1/chat/completions will refuse",
-               p->path);
+        TD_LOG(WARN, "the model has no chat template",
+               "path=%s, /v1/chat/completions will refuse: give one with --chat-template", p->path);
         return TD_OK;
     }
     td_err err = td_template_compile(source, len, &m->chat, why, sizeof why);

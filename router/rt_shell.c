@@ -234,7 +234,9 @@ static void on_up(void *arg, const struct td_link_peer *peer)
 
 static void node_lost(struct rt_shell *s, uint64_t epoch)
 {
-    rt__event(s->grpc_admin, "node.lost", rt_nodes_name(rt_core_nodes(s->core), epoch), "", "");
+    bool planned = rt_core_node_may_leave(s->core, epoch);
+    rt__event(s->grpc_admin, planned ? "node.left" : "node.lost",
+              rt_nodes_name(rt_core_nodes(s->core), epoch), "", planned ? "drained" : "");
     struct rt_event ev = {.type = RT_EV_NODE_LOST, .node_epoch = epoch};
     rt__shell_event(s, &ev, NULL);
 }
@@ -345,6 +347,7 @@ static td_err make_http(struct rt_shell *s)
     p.loop = s->p.loop;
     p.host = s->p.host;
     p.port = s->p.port;
+    p.option = "--port";
     p.tls = s->tls;
     p.limits.max_body = s->p.max_body;
     p.handler = rt__http_public;
@@ -355,6 +358,7 @@ static td_err make_http(struct rt_shell *s)
     p.alpn = TD_ALPN_BOTH;
     p.host = s->p.admin_host;
     p.port = s->p.admin_port;
+    p.option = "--admin-port";
     p.handler = rt__http_admin;
     return td_http_server_create(&p, &s->admin);
 }

@@ -601,3 +601,8 @@ void td_config_fini(const struct td_program *p, void *config)
         td__opt_clear(&p->opts[i], config);
     }
 }
+
+int td_config_exit_status(td_err err)
+{
+    return err == TD_OK ? 0 : err == TD_ERR_CONFIG ? 2 : 1;
+}

@@ -67,6 +67,8 @@ enum td_config_outcome { TD_CONFIG_RUN, TD_CONFIG_EXIT_OK, TD_CONFIG_EXIT_BAD };
  * --check-config ...: main() returns 0. */
 enum td_config_outcome td_config_load(const struct td_program *p, int argc, char **argv,
                                       void *config);
+/* What main() returns after a run that ended so: 0, 2 for options that cannot be used (TD_ERR_CONFIG), as for unknown ones; else 1. */
+int td_config_exit_status(td_err err);
 /* Applies a YAML text as --config would. For tests and the fuzzer; config is initialised with
  * defaults by td_config_defaults(). */
 td_err td_config_defaults(const struct td_program *p, void *config) TD_MUST_CHECK;

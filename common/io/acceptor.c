@@ -23,6 +23,7 @@
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "common/base/mem.h"
+#include "common/io/port_owner.h"
 #include "common/io/tls.h"
 
 #define ACCEPT_RETRY_US 100000
@@ -262,6 +263,18 @@ static uint16_t bound_port(int fd)
     return ntohs(sa.sin6_port);
 }
 
+static void log_cannot_listen(const struct td_acceptor_params *p, int error)
+{
+    char owner[64] = "";
+    if (error == EADDRINUSE) {
+        td_port_owner(p->port, owner, sizeof owner);
+    }
+    TD_LOG(ERROR, "cannot listen",
+           "option=%s host=%s port=%u errno=%d (%s) held_by=\"%s\": choose a free port or 0",
+           p->option != NULL ? p->option : "", p->host, (unsigned)p->port, error,
+           strerrordesc_np(error), owner);
+}
+
 td_err td_acceptor_create(const struct td_acceptor_params *p, struct td_acceptor **out_acceptor)
 {
     struct sockaddr_storage sa;
@@ -285,8 +298,7 @@ td_err td_acceptor_create(const struct td_acceptor_params *p, struct td_acceptor
                                 LEV_OPT_CLOSE_ON_FREE | LEV_OPT_REUSEABLE | LEV_OPT_CLOSE_ON_EXEC,
                                 BACKLOG, (struct sockaddr *)&sa, len);
     if (a->listener == NULL) {
-        TD_LOG(ERROR, "cannot listen", "host=%s port=%u errno=%d (%s): choose a free port or 0",
-               p->host, (unsigned)p->port, errno, strerrordesc_np(errno));
+        log_cannot_listen(p, errno);
         td_acceptor_destroy(a);
         return TD_ERR_ADDRESS;
     }

@@ -30,6 +30,7 @@ struct td_acceptor_params {
     struct td_loop *loop;
     const char *host;   /* numeric address or "localhost"; never empty */
     uint16_t port;      /* 0: a free one */
+    const char *option; /* that chose host and port, for the log; NULL: none */
     struct td_tls *tls; /* borrowed; NULL: cleartext */
     const char *alpn;   /* with tls: the protocol spoken here (tls.h) */
     uint32_t max_connections, max_per_address;

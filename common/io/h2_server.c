@@ -941,6 +941,7 @@ static td_err make_server(struct td_h2_server *s)
     struct td_acceptor_params ap = {.loop = s->p.loop,
                                     .host = s->p.host,
                                     .port = s->p.port,
+                                    .option = s->p.option,
                                     .tls = s->p.tls,
                                     .alpn = TD_ALPN_H2,
                                     .max_connections = s->p.max_connections,

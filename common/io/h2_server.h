@@ -50,6 +50,7 @@ struct td_h2_server_params {
     const char *
         host; /* numeric address or "localhost"; NULL: no door of its own, connections are adopted */
     uint16_t port;      /* 0: a free one */
+    const char *option; /* that chose host and port, for the log; NULL: none */
     struct td_tls *tls; /* borrowed; NULL: cleartext */
     uint32_t max_connections, max_per_address;
     uint32_t max_streams;   /* at once on a connection */

@@ -40,6 +40,7 @@ struct td_http_server_params {
     struct td_loop *loop;
     const char *host;   /* numeric address or "localhost"; never empty */
     uint16_t port;      /* 0: a free one */
+    const char *option; /* that chose host and port, for the log; NULL: none */
     struct td_tls *tls; /* borrowed; NULL: cleartext */
     const char *
         alpn; /* with tls: TD_ALPN_HTTP, or TD_ALPN_BOTH where HTTP/2 is handed on (td_http_server_set_h2) */

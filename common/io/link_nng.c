@@ -17,6 +17,7 @@
 #include "common/base/rng.h"
 #include "common/io/link_dns.h"
 #include "common/io/link_op.h"
+#include "common/io/port_owner.h"
 #define TD_LOG_ROOM "link"
 #include "common/base/log.h"
 
@@ -538,7 +539,14 @@ td_err td_link_nng_listen(struct td_link_nng *n, const char *url)
     li->n = n;
     int rv = strlen(url) < TD_LINK_NNG_URL - 8 ? bind_listener(li, url) : NNG_EADDRINVAL;
     if (rv != 0) {
-        TD_LOG(ERROR, "cannot listen", "url=%s err=\"%s\"", url, nng_strerror(rv));
+        const char *port = strrchr(url, ':');
+        char owner[64] = "";
+        if (rv == NNG_EADDRINUSE && strncmp(url, "tcp", 3) == 0) {
+            td_port_owner((uint16_t)strtoul(port + 1, NULL, 10), owner, sizeof owner);
+        }
+        TD_LOG(ERROR, "cannot listen",
+               "option=--listen url=%s err=\"%s\" held_by=\"%s\": choose a free port or 0", url,
+               nng_strerror(rv), owner);
         listener_free(li);
         return link_nng_err(rv) == TD_ERR_NO_MEMORY ? TD_ERR_NO_MEMORY : TD_ERR_ADDRESS;
     }

@@ -264,6 +264,7 @@ static td_err make_admin(struct td_node *n)
     p.loop = n->p.loop;
     p.host = n->p.admin_host;
     p.port = n->p.admin_port;
+    p.option = "--admin-port";
     p.limits.max_body = 65536;
     p.tls = n->admin_tls;
     p.alpn = TD_ALPN_BOTH;

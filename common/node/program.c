@@ -554,5 +554,5 @@ int td_node_program_main(const struct td_node_program *prog, int argc, char **ar
     }
     td_model_close(a.model);
     td_config_fini(&p, &a.o);
-    return err == TD_OK ? 0 : 1;
+    return td_config_exit_status(err);
 }

@@ -2,6 +2,7 @@
 import hashlib
 import json
 import os
+import subprocess
 
 from harness import Stream, all_blocks_back, chat, cluster, request, run, tiny_model, tokens_of, wait_for, SCRATCH
 
@@ -27,6 +28,30 @@ def test_a_chat_answer_has_the_documented_shape():
     assert usage["completion_tokens"] == 5 and usage["total_tokens"] == usage["prompt_tokens"] + 5
     assert usage["prompt_tokens_details"]["cached_tokens"] == 0
     assert a.headers["x-request-id"] == body["id"][len("chatcmpl-"):]
+
+
+def test_options_that_cannot_be_used_are_2_and_a_port_in_use_names_option_and_holder():
+    key = os.path.join(SCRATCH, "bad.key")
+    with open(key, "w", encoding="utf-8") as f:
+        f.write("k1 0123456789abcdef0123456789abcdef\n")
+    router, node = (SHARED.binary(n) for n in ("tandem-router", "tandem-prefill"))
+    ports = ["--port", "0", "--admin-port", "0", "--grpc-port", "0"]
+    whole = ["--model", tiny_model(), "--cluster-key-file", key]
+    to = ["--node", "tcp://127.0.0.1:1"]
+    for args, status, reasons in (
+            ([router, "--nonsense"], 2, ["unknown option"]),
+            ([router, *whole, *ports], 2, ["missing option", "--node"]),
+            ([node, *ports[:4]], 2, ["missing option", "--model"]),
+            ([node, "--model", tiny_model(), "--admin-port", "0"], 2, ["missing option", "--cluster-key-file"]),
+            ([router, *whole, *to, *ports[2:], "--port", str(PORT)], 1, ["option=--port", f"(pid {SHARED.router.proc.pid})"]),
+            ([router, *whole, *to, *ports[:2], *ports[4:], "--admin-port", str(ADMIN)], 1,
+             ["option=--admin-port", "tandem-router (pid"]),
+            ([node, *whole, "--admin-port", "0", "--listen", f"tcp://127.0.0.1:{PORT}"], 1,
+             ["option=--listen", "tandem-router (pid"])):
+        done = subprocess.run(args, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == status, (args, done)
+        for reason in reasons:
+            assert reason in done.stdout + done.stderr, (reason, done.stdout + done.stderr)
 
 
 def test_a_stream_is_framed_as_clients_expect():

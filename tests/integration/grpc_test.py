@@ -527,7 +527,7 @@ def test_tandemctl_asks_for_health_like_a_probe():
     node = f"localhost:{shared().nodes['prefill-0'].port('admin')}"
     assert ask_health(node, "--service", "decode") == (1, "NOT_SERVING")
     assert ask_health(node, "--service", "no.Such") == (1, "")
-    assert ask_health("127.0.0.1:1")[0] == 3 and ask_health("nonsense")[0] == 2
+    assert ask_health("127.0.0.1:1")[0] == 3 and ask_health("non sense")[0] == 2
     assert ask_health(f"127.0.0.1:{shared().router.port('http')}")[0] == 3  # no gRPC there
 
 
@@ -682,7 +682,7 @@ def test_tls_files_that_do_not_fit_are_refused_with_a_reason():
         out = subprocess.run([router, "--model", tiny_model(), "--cluster-key-file", key, "--node", "tcp://127.0.0.1:1",
                               "--port", "0", "--admin-port", "0", "--grpc-port", "0"] + args,
                              cwd=folder, capture_output=True, text=True, timeout=WAIT)
-        assert out.returncode == 1 and reason in out.stdout + out.stderr, (args, out)
+        assert out.returncode == (1 if "read" in reason else 2) and reason in out.stdout + out.stderr, (args, out)
 
 
 def test_the_example_of_the_docs_runs():
@@ -710,6 +710,19 @@ def test_a_watch_tells_when_a_role_is_lost_and_a_drain_does_not_wait_for_it():
         assert next(seen).status == health_pb2.HealthCheckResponse.NOT_SERVING
         wait_for(lambda: health(ch, "") == health_pb2.HealthCheckResponse.NOT_SERVING, WAIT, "the router to notice")
         assert cl.router.stop() == 0
+
+
+def test_a_watch_tells_a_planned_end_from_a_loss():
+    with cluster(decode=2) as cl, admin_channel(cl.router) as ch:
+        admin = rpc.AdminStub(ch)
+        watch = admin.WatchEvents(pb.WatchEventsRequest(kinds=["node.lost", "node.left"]), timeout=WAIT)
+        watch.initial_metadata()
+        assert cl.nodes["decode-1"].stop() == 0  # SIGTERM: it drains, then leaves
+        event = next(watch)
+        assert (event.kind, event.node) == ("node.left", "decode-1"), event
+        cl.nodes["decode-0"].kill()
+        event = next(watch)
+        assert (event.kind, event.node) == ("node.lost", "decode-0"), event
 
 
 def test_the_shared_cluster_stops_cleanly():

@@ -317,6 +317,14 @@ static void questions_are_answered_on_stdout(void **state)
     assert_int_equal(LOAD("--check-config", "--port", "x"), TD_CONFIG_EXIT_BAD);
 }
 
+static void options_that_cannot_be_used_end_a_program_with_2(void **state)
+{
+    (void)state;
+    assert_int_equal(td_config_exit_status(TD_OK), 0);
+    assert_int_equal(td_config_exit_status(TD_ERR_CONFIG), 2);
+    assert_int_equal(td_config_exit_status(TD_ERR_ADDRESS), 1);
+}
+
 static void faults_are_armed_from_the_command_line(void **state)
 {
     (void)state;
@@ -364,6 +372,7 @@ int main(void)
         TEST(yaml_size_and_entries_are_bounded),
         TEST(print_config_can_be_loaded_again),
         TEST(questions_are_answered_on_stdout),
+        TEST(options_that_cannot_be_used_end_a_program_with_2),
         TEST(faults_are_armed_from_the_command_line),
         TEST(every_failing_allocation_is_an_orderly_end),
     };

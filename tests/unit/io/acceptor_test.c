@@ -2,6 +2,7 @@
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
 
@@ -168,7 +169,19 @@ static void a_port_in_use_and_a_name_are_refused(void **state)
     assert_int_equal(td_acceptor_create(&p, &second), TD_ERR_ADDRESS);
     p.host = "127.0.0.1";
     p.port = td_acceptor_port(acceptor);
+    p.option = "--port";
+    int ends[2];
+    char log[512] = "", who[32];
+    assert_int_equal(pipe(ends), 0); /* NOLINT: one thread, no exec */
+    td_log_set_fd(ends[1]);
     assert_int_equal(td_acceptor_create(&p, &second), TD_ERR_ADDRESS);
+    td_log_set_fd(2);
+    assert_true(read(ends[0], log, sizeof log - 1) > 0);
+    (void)snprintf(who, sizeof who, "(pid %d)", (int)getpid());
+    assert_non_null(strstr(log, "option=--port"));
+    assert_non_null(strstr(log, who)); /* who holds it */
+    (void)close(ends[0]);
+    (void)close(ends[1]);
     assert_null(second);
 }
 

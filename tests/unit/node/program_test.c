@@ -167,23 +167,23 @@ static void options_decide_the_exit_status_before_anything_starts(void **state)
         {{"--role", "poet"}, 2, "role"},
         {{"--admin-port", "70000"}, 2, "admin-port"},
         {{"--max-num-seqs", "many"}, 2, "max-num-seqs"},
-        {{NULL}, 1, "--model"},
-        {{"--model", model}, 1, "--cluster-key-file"},
+        {{NULL}, 2, "--model"},
+        {{"--model", model}, 2, "--cluster-key-file"},
         {{"--model", model, "--cluster-key-file", "/nonexistent"}, 1, "/nonexistent"},
         {{"--model", "/nonexistent", "--cluster-key-file", keys}, 1, "/nonexistent"},
         {{"--model", keys, "--cluster-key-file", keys}, 1, keys}, /* not a GGUF file */
-        {{"--model", model, "--cluster-key-file", model}, 1, "cluster key file is wrong"},
+        {{"--model", model, "--cluster-key-file", model}, 2, "cluster key file is wrong"},
         {{"--model", model, "--cluster-key-file", keys, "--kv-port-range", "9-8"},
-         1,
+         2,
          "kv-port-range"},
         {{"--model", model, "--cluster-key-file", keys, "--kv-port-range", "x"},
-         1,
+         2,
          "kv-port-range"},
         {{"--model", model, "--cluster-key-file", keys, "--kv-port-range", "1-70000"},
-         1,
+         2,
          "kv-port-range"},
-        {{"--model", model, "--cluster-key-file", keys, "--prefill-chunk", "17"}, 1, "multiple"},
-        {{"--model", model, "--role", "both", "--port", "1"}, 1, ""}, /* the front refuses */
+        {{"--model", model, "--cluster-key-file", keys, "--prefill-chunk", "17"}, 2, "multiple"},
+        {{"--model", model, "--role", "both", "--port", "1"}, 2, ""}, /* the front refuses */
     };
     for (size_t i = 0; i < TD_COUNT(rows); i++) {
         const char *args[MAX_ARGS + 1] = {0};

@@ -86,8 +86,8 @@ static void the_list_of_requests_has_a_limit(void **state)
     static const struct {
         const char *query;
         size_t n;
-    } cases[] = {{"", 2},          {"?limit=1", 1}, {"?limit=0", 0},    {"?a=3&limit=1", 1},
-                 {"?limit=-1", 2}, {"?limit=x", 2}, {"?limit=99999", 2}};
+    } cases[] = {
+        {"", 2}, {"?limit=1", 1}, {"?limit=0", 0}, {"?a=3&limit=1", 1}, {"?limit=99999", 2}};
     rig_start(r);
     finish_one(r, "a-1");
     finish_one(r, "a-2");
@@ -217,6 +217,26 @@ static void what_may_not_or_cannot_drain_is_refused(void **state)
     rig_hang_up(&c);
 }
 
+static void a_query_that_is_no_number_is_refused_with_its_name(void **state)
+{
+    static const char *const bad[] = {"/live?since=abc",
+                                      "/requests?limit=%ff",
+                                      "/requests?limit=",
+                                      "/live?since=-1",
+                                      "/live?since=99999999999999999999",
+                                      "/requests?x=1&limit=5x"};
+    struct rig *r = *state;
+    rig_start(r);
+    for (size_t i = 0; i < TD_COUNT(bad); i++) {
+        struct rig_client c = {0};
+        assert_int_equal(rig_get(r, rt_shell_admin_port(r->shell), bad[i], &c), 400);
+        assert_non_null(strstr(c.got, "must be a whole number"));
+        rig_hang_up(&c);
+    }
+    json_decref(ask(r, "/requests?x=y&limit=5", 200));
+    json_decref(ask(r, "/live?since=18446744073709551615", 200));
+}
+
 #define PAIR "{\"prefill\":\"n\\\"1\",\"decode\":\"n\\\"1\",\"tokens\":20}"
 
 static void a_probe_runs_through_its_pair_and_answers_with_the_times(void **state)
@@ -318,6 +338,7 @@ int main(void)
         T(the_live_figures_show_nodes_recent_times_and_samples),
         T(the_live_page_is_served_under_its_policy),
         T(a_drain_takes_the_node_out_and_back),
+        T(a_query_that_is_no_number_is_refused_with_its_name),
         T(a_probe_runs_through_its_pair_and_answers_with_the_times),
         T(a_probe_that_fails_says_why_and_is_not_tried_again),
         T(a_probe_whose_asker_leaves_is_cancelled_and_their_number_is_bounded),

@@ -33,6 +33,7 @@ static void step(struct bench *b, const struct rt_event *ev, uint64_t *counter)
     assert_int_equal(rt_core_check(b->core), TD_OK);
 }
 
+static void drain_node(struct bench *b, uint64_t node, bool undo);
 static void node_state(struct bench *b, uint64_t epoch, enum td_role role, uint64_t queued_tok,
                        uint32_t free_blk)
 {
@@ -244,6 +245,23 @@ static void a_parked_request_that_ends_early_leaves_nothing_on_decode(void **sta
     c = submit_as(b, 2, 0, true);
     lost(b, D0);
     assert_int_equal(find(b, RT_DO_END, 0, 0)->err, TD_ERR_PEER_LOST);
+}
+
+static void only_a_node_that_drained_to_its_end_may_leave(void **state)
+{
+    struct bench *b = *state;
+    pair(b);
+    assert_false(rt_core_node_may_leave(b->core, D0));
+    uint64_t c = submit(b, 2, 0);
+    drain_node(b, D0, false);
+    assert_false(rt_core_node_may_leave(b->core, D0)); /* it still works */
+    token(b, P0, c, 0, 0, 11, TD_FINISH_NONE);
+    token(b, D0, c, 0, 1, 12, TD_FINISH_LENGTH);
+    end(b, P0, c, 0, TD_OK);
+    end(b, D0, c, 0, TD_OK);
+    assert_true(rt_core_node_may_leave(b->core, D0));
+    assert_false(rt_core_node_may_leave(b->core, P0));
+    assert_false(rt_core_node_may_leave(b->core, 12345)); /* nobody */
 }
 
 /* The line that the loss of a node writes, into out. */
@@ -676,6 +694,7 @@ int main(void)
         T(a_request_goes_to_both_nodes_and_ends_once),
         T(a_parked_request_is_reserved_after_its_first_token_and_told_when_both_ended),
         T(a_parked_request_that_ends_early_leaves_nothing_on_decode),
+        T(only_a_node_that_drained_to_its_end_may_leave),
         T(a_node_that_drained_to_its_end_brings_no_warning),
         T(without_nodes_a_request_is_refused_at_once),
         T(nodes_of_unequal_layout_never_pair),

@@ -1,4 +1,4 @@
-#include "ctl/port_owner.h"
+#include "common/io/port_owner.h"
 
 #include <dirent.h>
 #include <inttypes.h>
@@ -38,7 +38,7 @@ static uint64_t inode_of_line(const char *line, uint16_t port)
     return strtoull(word(line, INODE), NULL, 10);
 }
 
-uint64_t ctl_port_owner_inode(const char *table, uint16_t port)
+uint64_t td_port_owner_inode(const char *table, uint16_t port)
 {
     uint64_t inode = 0;
     for (const char *line = table; line != NULL && *line != 0 && inode == 0;) {
@@ -56,7 +56,7 @@ static uint64_t find_inode(const char *path, uint16_t port)
     uint64_t inode = 0;
     if (f != NULL && text != NULL) {
         text[fread(text, 1, MAX_TABLE, f)] = 0;
-        inode = ctl_port_owner_inode(text, port);
+        inode = td_port_owner_inode(text, port);
     }
     if (f != NULL) {
         (void)fclose(f);
@@ -95,7 +95,7 @@ static void name_process(const char *pid, char *out, size_t cap)
     (void)snprintf(out, cap, "%.40s (pid %.20s)", slash != NULL ? slash + 1 : "a process", pid);
 }
 
-void ctl_port_owner(uint16_t port, char *out, size_t cap)
+void td_port_owner(uint16_t port, char *out, size_t cap)
 {
     char want[48];
     uint64_t inode = find_inode("/proc/net/tcp", port);
