@@ -196,6 +196,10 @@ static td_err make_otlp(struct app *a)
 {
     TD_TRY(td_otlp_setting(a->o.otlp_endpoint, a->o.trace_ratio, "tandem-router", &a->trace));
     struct td_otlp_params p = {.url = a->trace.url,
+                               .ca = a->trace.ca,
+                               .cert = a->trace.cert,
+                               .key = a->trace.key,
+                               .headers = &a->trace.headers,
                                .service = a->trace.service,
                                .instance = a->o.name,
                                .version = TD_VERSION};

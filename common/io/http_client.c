@@ -238,6 +238,18 @@ static td_err connect_to(struct call *c, const struct timeval *limit)
     return TD_OK;
 }
 
+static bool add_headers(const struct call *c, struct evkeyvalq *headers, const char *authority)
+{
+    bool ok =
+        evhttp_add_header(headers, "Host", authority) == 0 &&
+        evhttp_add_header(headers, "Connection", "close") == 0 &&
+        (c->r->body == NULL || evhttp_add_header(headers, "Content-Type", c->r->body->type) == 0);
+    for (uint32_t i = 0; ok && i < c->r->n_headers; i++) {
+        ok = evhttp_add_header(headers, c->r->headers[i].name, c->r->headers[i].value) == 0;
+    }
+    return ok;
+}
+
 static td_err send_request(struct call *c)
 {
     char authority[300];
@@ -251,11 +263,9 @@ static td_err send_request(struct call *c)
     evhttp_request_set_error_cb(req, on_error);
     struct evkeyvalq *headers = evhttp_request_get_output_headers(req);
     struct evbuffer *body = evhttp_request_get_output_buffer(req);
-    if (evhttp_add_header(headers, "Host", authority) != 0 ||
-        evhttp_add_header(headers, "Connection", "close") != 0 ||
+    if (!add_headers(c, headers, authority) ||
         (c->r->body != NULL &&
-         (evhttp_add_header(headers, "Content-Type", c->r->body->type) != 0 ||
-          evbuffer_add(body, c->r->body->text, strlen(c->r->body->text)) != 0))) {
+         evbuffer_add(body, c->r->body->text, strlen(c->r->body->text)) != 0)) {
         evhttp_request_free(req);
         return fail(c, TD_ERR_NO_MEMORY, "out of memory");
     }
@@ -286,9 +296,10 @@ static td_err run(struct call *c)
     return c->finished ? c->err : fail(c, TD_ERR_BUDGET, "no answer in time");
 }
 
-td_err td_http_client_check(const char *url, char *err_text, size_t err_cap)
+td_err td_http_client_check(const char *url, const struct td_tls_client *tls, char *err_text,
+                            size_t err_cap)
 {
-    const struct td_http_client_request r = {.url = url};
+    const struct td_http_client_request r = {.url = url, .tls = tls};
     struct call *c = td_zalloc(1, sizeof *c);
     td_err err = TD_ERR_NO_MEMORY;
     if (c != NULL) {

@@ -33,9 +33,15 @@ struct td_http_client_body {
 
 struct td_tls_client;
 
+struct td_http_client_header {
+    const char *name, *value;
+};
+
 struct td_http_client_request {
     const char *url;
-    const struct td_http_client_body *body; /* NULL: a GET */
+    const struct td_http_client_body *body;      /* NULL: a GET */
+    const struct td_http_client_header *headers; /* beside our own */
+    uint32_t n_headers;
     int64_t timeout_us;
     size_t max_body;
     const struct td_tls_client *tls; /* for https://; NULL: only http:// is spoken */
@@ -52,8 +58,9 @@ td_err td_http_client_get(const char *url, int64_t timeout_us, size_t max_body,
 td_err td_http_client_post(const char *url, const struct td_http_client_body *body,
                            int64_t timeout_us, size_t max_body, struct td_http_client_answer *out,
                            char *err_text, size_t err_cap) TD_MUST_CHECK;
-/* Whether the URL is one that we speak: no request is made. */
-td_err td_http_client_check(const char *url, char *err_text, size_t err_cap) TD_MUST_CHECK;
+/* Whether the URL is one that we speak, with `tls` (NULL: none): no request is made. */
+td_err td_http_client_check(const char *url, const struct td_tls_client *tls, char *err_text,
+                            size_t err_cap) TD_MUST_CHECK;
 void td_http_client_answer_fini(struct td_http_client_answer *a);
 
 #endif

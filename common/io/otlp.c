@@ -19,6 +19,7 @@
 #include "common/base/mem.h"
 #include "common/base/ring.h"
 #include "common/io/http_client.h"
+#include "common/io/tls_client.h"
 
 #define BATCH_BYTES (TD_OTLP_BATCH * TD_OTLP_MAX_SPAN + 4096)
 #define MAX_ANSWER  65536
@@ -26,6 +27,9 @@
 
 struct td_otlp {
     char url[TD_HTTP_CLIENT_MAX_URL];
+    char ca[1024], cert[1024], key[1024];
+    struct td_otlp_headers header_text;
+    struct td_http_client_header headers[TD_OTLP_MAX_HEADERS]; /* into header_text */
     int64_t interval_us, timeout_us;
     int64_t wall_offset_us; /* from the monotonic clock to unix time */
     struct td_buf head;     /* of every post, up to the list of spans */
@@ -36,7 +40,8 @@ struct td_otlp {
     atomic_bool stop;
     /* The thread's. */
     struct td_buf body;
-    bool down; /* the last post failed */
+    struct td_tls_client *tls; /* owned; NULL: plain http */
+    bool down;                 /* the last post failed */
     /* Relaxed: counts for figures. */
     atomic_uint_fast64_t sent, dropped, failed;
 };
@@ -131,13 +136,41 @@ void td_otlp_put(struct td_otlp *o, const struct td_span *s)
 
 /* ---- the other thread ---- */
 
+static td_err make_tls(const struct td_otlp *o, struct td_tls_client **out_tls, char *why,
+                       size_t cap)
+{
+    const struct td_tls_client_params p = {.ca = o->ca, .cert = o->cert, .key = o->key};
+    return strncmp(o->url, "https:", 6) == 0 ? td_tls_client_create(&p, out_tls, why, cap) : TD_OK;
+}
+
+/* The files may have been renewed; what cannot be read now leaves what was. */
+static void renew_tls(struct td_otlp *o)
+{
+    char why[160];
+    struct td_tls_client *tls = NULL;
+    if (make_tls(o, &tls, why, sizeof why) == TD_OK && tls != NULL) {
+        td_tls_client_destroy(o->tls);
+        o->tls = tls;
+    }
+}
+
 static td_err post(struct td_otlp *o)
 {
     struct td_http_client_answer a;
     char why[160];
+    if (o->down) {
+        renew_tls(o);
+    }
     struct td_http_client_body body = {.type = "application/json",
                                        .text = (const char *)o->body.data};
-    td_err err = td_http_client_post(o->url, &body, o->timeout_us, MAX_ANSWER, &a, why, sizeof why);
+    const struct td_http_client_request r = {.url = o->url,
+                                             .body = &body,
+                                             .headers = o->headers,
+                                             .n_headers = o->header_text.n,
+                                             .timeout_us = o->timeout_us,
+                                             .max_body = MAX_ANSWER,
+                                             .tls = o->tls};
+    td_err err = td_http_client_run(&r, &a, why, sizeof why);
     if (err == TD_OK) {
         if (a.status < 200 || a.status > 299) {
             (void)snprintf(why, sizeof why, "status %d", a.status);
@@ -242,24 +275,50 @@ static td_err make_head(struct td_otlp *o, const struct td_otlp_params *p)
     return td_buf_puts(&o->head, "},\"spans\":[");
 }
 
+static void copy(char *to, size_t cap, const char *from)
+{
+    (void)snprintf(to, cap, "%s", from != NULL ? from : "");
+}
+
+/* Where the spans go and how; what of it cannot be used is said. */
+static td_err take_target(struct td_otlp *o, const struct td_otlp_params *p)
+{
+    char why[160] = "";
+    copy(o->url, sizeof o->url, p->url);
+    copy(o->ca, sizeof o->ca, p->ca);
+    copy(o->cert, sizeof o->cert, p->cert);
+    copy(o->key, sizeof o->key, p->key);
+    if (p->headers != NULL) {
+        o->header_text = *p->headers;
+    }
+    for (uint32_t i = 0; i < o->header_text.n; i++) {
+        const struct td_otlp_headers *h = &o->header_text;
+        o->headers[i] =
+            (struct td_http_client_header){h->text + h->at[i].name, h->text + h->at[i].value};
+    }
+    td_err err = make_tls(o, &o->tls, why, sizeof why);
+    if (err == TD_OK && td_http_client_check(p->url, o->tls, why, sizeof why) != TD_OK) {
+        err = TD_ERR_CONFIG;
+    }
+    if (err != TD_OK) {
+        TD_LOG(ERROR, "bad trace endpoint", "url=%s why=\"%s\"", p->url, why);
+    }
+    return err;
+}
+
 td_err td_otlp_create(const struct td_otlp_params *p, struct td_otlp **out_otlp)
 {
-    char why[160];
-    if (td_http_client_check(p->url, why, sizeof why) != TD_OK) {
-        TD_LOG(ERROR, "bad trace endpoint", "url=%s why=\"%s\"", p->url, why);
-        return TD_ERR_CONFIG;
-    }
     struct td_otlp *o = td_zalloc(1, sizeof *o);
     if (o == NULL) {
         return TD_ERR_NO_MEMORY;
     }
-    (void)snprintf(o->url, sizeof o->url, "%s", p->url);
     o->interval_us = p->interval_us > 0 ? p->interval_us : 1000000;
     o->timeout_us = p->timeout_us > 0 ? p->timeout_us : 5000000;
     o->wall_offset_us = td_wall_us() - td_now_us();
     td_buf_init(&o->span, TD_OTLP_MAX_SPAN);
     td_buf_init(&o->body, BATCH_BYTES);
-    td_err err = make_head(o, p);
+    td_err err = take_target(o, p);
+    err = err == TD_OK ? make_head(o, p) : err;
     err = err == TD_OK ? td_ring_create(TD_OTLP_QUEUE, sizeof(char *), true, &o->ring) : err;
     if (err == TD_OK) {
         o->started = pthread_create(&o->thread, NULL, otlp_main, o) == 0;
@@ -269,7 +328,8 @@ td_err td_otlp_create(const struct td_otlp_params *p, struct td_otlp **out_otlp)
         td_otlp_destroy(o);
         return err;
     }
-    TD_LOG(INFO, "traces go to a collector", "url=%s service=%s", o->url, p->service);
+    TD_LOG(INFO, "traces go to a collector", "url=%s service=%s headers=%u", o->url, p->service,
+           o->header_text.n); /* no values: they are keys */
     *out_otlp = o;
     return TD_OK;
 }
@@ -290,6 +350,7 @@ struct td_otlp *td_otlp_destroy(struct td_otlp *o)
         free(text);
     }
     td_ring_destroy(o->ring);
+    td_tls_client_destroy(o->tls);
     td_buf_fini(&o->head);
     td_buf_fini(&o->span);
     td_buf_fini(&o->body);

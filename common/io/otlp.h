@@ -2,10 +2,11 @@
  *
  * What: td_otlp_put() encodes one finished span and leaves it in a bounded ring; a thread of its own gathers what lies
  * there and posts it to <endpoint>/v1/traces, at most once in interval_us. Times are td_now_us()'s.
- * Not: sampling (the caller's), metrics, TLS: plain http:// to a collector nearby.
+ * https:// checks the collector's certificate against the system's CAs or a file's; a renewed file is read after a failed post.
+ * Not: sampling (the caller's), metrics, OTLP over gRPC or in protobuf's binary form.
  * Owner: the shell that makes it. Thread: put and stats are the creator's; the network is the other thread's alone, so a
  * slow or dead collector never holds the loop.
- * Bounds: TD_OTLP_QUEUE spans, TD_OTLP_BATCH a post, TD_OTLP_MAX_SPAN bytes a span.
+ * Bounds: TD_OTLP_MAX_HEADERS headers, TD_OTLP_QUEUE spans, TD_OTLP_BATCH a post, TD_OTLP_MAX_SPAN bytes a span.
  * Failure: a span that does not fit, or whose post fails (it is tried once), is dropped and counted; the log says so
  * when a collector goes and when it is back.
  */
@@ -19,19 +20,32 @@
 #include "common/base/err.h"
 #include "common/base/trace.h"
 
-#define TD_OTLP_QUEUE    4096
-#define TD_OTLP_BATCH    512
-#define TD_OTLP_MAX_SPAN 16384
-#define TD_OTLP_PATH     "/v1/traces"
+#define TD_OTLP_QUEUE       4096
+#define TD_OTLP_BATCH       512
+#define TD_OTLP_MAX_SPAN    16384
+#define TD_OTLP_PATH        "/v1/traces"
+#define TD_OTLP_MAX_HEADERS 16
 
 struct td_otlp;
 
+/* Sent with every post: keys of a hosted collector, say. */
+struct td_otlp_headers {
+    char text[8192]; /* names and values, each ended by 0 */
+    uint32_t n;
+    struct {
+        uint16_t name, value; /* where in text */
+    } at[TD_OTLP_MAX_HEADERS];
+};
+
 struct td_otlp_params {
-    const char *url;                 /* http://host:port/v1/traces */
-    const char *service;             /* service.name */
-    const char *instance;            /* service.instance.id */
-    const char *version;             /* service.version */
-    int64_t interval_us, timeout_us; /* between posts; of one post. 0: 1 s, 5 s */
+    const char *url; /* http://host:port/v1/traces, or https:// */
+    const char *ca, *cert,
+        *key; /* of https: PEM files; NULL or "": the system's CAs, no certificate */
+    const struct td_otlp_headers *headers; /* copied; NULL: none */
+    const char *service;                   /* service.name */
+    const char *instance;                  /* service.instance.id */
+    const char *version;                   /* service.version */
+    int64_t interval_us, timeout_us;       /* between posts; of one post. 0: 1 s, 5 s */
 };
 
 enum td_attr_type { TD_ATTR_TEXT, TD_ATTR_INT, TD_ATTR_REAL, TD_ATTR_TEXTS };
@@ -62,7 +76,7 @@ struct td_span {
     const char *error; /* NULL: fine; else what went wrong */
 };
 
-/* TD_ERR_CONFIG, logged, when the endpoint is not a URL that we speak. */
+/* TD_ERR_CONFIG or TD_ERR_NO_FILE, logged, when the endpoint is not a URL that we speak, or its TLS files cannot be used. */
 td_err td_otlp_create(const struct td_otlp_params *p, struct td_otlp **out_otlp) TD_MUST_CHECK;
 /* Posts what is left, within two seconds after the post that is under way. NULL is fine. */
 struct td_otlp *td_otlp_destroy(struct td_otlp *o);
@@ -79,9 +93,14 @@ struct td_otlp_setting {
     char service[128];
     double ratio;      /* of traces that begin here; a caller's decision is kept */
     bool ratio_always; /* the ratio decides for traces that began elsewhere too */
+    char ca[1024], cert[1024],
+        key[1024]; /* OTEL_EXPORTER_OTLP_CERTIFICATE, _CLIENT_CERTIFICATE, _CLIENT_KEY */
+    struct td_otlp_headers headers; /* OTEL_EXPORTER_OTLP_HEADERS */
 };
 /* An `endpoint` of "" and a `ratio` < 0 are not given: then OTEL_EXPORTER_OTLP_TRACES_ENDPOINT (a whole URL) or
- * OTEL_EXPORTER_OTLP_ENDPOINT, and OTEL_TRACES_SAMPLER with its _ARG, decide. OTEL_SERVICE_NAME goes before `service`;
+ * OTEL_EXPORTER_OTLP_ENDPOINT, and OTEL_TRACES_SAMPLER with its _ARG, decide, and OTEL_EXPORTER_OTLP_PROTOCOL must be
+ * http/json. Headers and TLS files are the environment's; of each OTEL_EXPORTER_OTLP_* the form with TRACES_ goes first.
+ * OTEL_SERVICE_NAME goes before `service`;
  * OTEL_SDK_DISABLED=true switches all off. TD_ERR_CONFIG, logged, for what we do not know or cannot reach. */
 td_err td_otlp_setting(const char *endpoint, double ratio, const char *service,
                        struct td_otlp_setting *out) TD_MUST_CHECK;

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 #include "common/base/log.h"
 #include "common/base/mem.h"
@@ -23,6 +24,18 @@ static void join_url(const char *base, char *out, size_t cap)
         n--;
     }
     (void)snprintf(out, cap, "%.*s%s", (int)n, base, TD_OTLP_PATH);
+}
+
+/* Of one of the exporter's settings, the one for traces first. `out_name` (64 bytes): which variable it was. */
+static const char *exporter_env(const char *what, char out_name[64])
+{
+    (void)snprintf(out_name, 64, "OTEL_EXPORTER_OTLP_TRACES_%s", what);
+    const char *v = env(out_name);
+    if (v[0] == 0) {
+        (void)snprintf(out_name, 64, "OTEL_EXPORTER_OTLP_%s", what);
+        v = env(out_name);
+    }
+    return v;
 }
 
 static void find_url(const char *endpoint, struct td_otlp_setting *out)
@@ -71,6 +84,129 @@ static td_err find_sampler(struct td_otlp_setting *out)
     return TD_ERR_CONFIG;
 }
 
+/* ---- how it gets there ---- */
+
+static td_err check_protocol(void)
+{
+    char name[64];
+    const char *v = exporter_env("PROTOCOL", name);
+    if (v[0] != 0 && strcmp(v, "http/json") != 0) {
+        TD_LOG(
+            ERROR, "unsupported trace protocol",
+            "variable=%s value=%s remedy=\"http/json: the collector's OTLP port for HTTP, 4318\"",
+            name, v);
+        return TD_ERR_CONFIG;
+    }
+    return TD_OK;
+}
+
+static td_err find_file(const char *what, char *out, size_t cap)
+{
+    char name[64];
+    const char *v = exporter_env(what, name);
+    if (strlen(v) >= cap) {
+        TD_LOG(ERROR, "path is too long", "variable=%s", name);
+        return TD_ERR_CONFIG;
+    }
+    (void)snprintf(out, cap, "%s", v);
+    return TD_OK;
+}
+
+static bool is_token(char c)
+{
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+           (c != 0 && strchr("!#$%&'*+-.^_`|~", c) != NULL);
+}
+
+static int hex(char c)
+{
+    const char *const digits = "0123456789abcdef";
+    const char *at = c != 0 ? strchr(digits, c | 0x20) : NULL;
+    return at != NULL ? (int)(at - digits) : -1;
+}
+
+/* Appends [from, to) with its percent codes undone, and a 0. False: no room, or nothing that a header may hold. */
+static bool put_decoded(struct td_otlp_headers *h, uint32_t *used, const char *from, const char *to)
+{
+    while (from < to) {
+        char c = *from++;
+        if (c == '%' && to - from >= 2 && hex(from[0]) >= 0 && hex(from[1]) >= 0) {
+            c = (char)(hex(from[0]) * 16 + hex(from[1]));
+            from += 2;
+        }
+        if (c < ' ' || c > '~' || *used + 2 > sizeof h->text) {
+            return false;
+        }
+        h->text[(*used)++] = c;
+    }
+    h->text[(*used)++] = 0;
+    return true;
+}
+
+/* "name=value", blanks around both dropped. What we say ourselves may not be said for us. */
+static bool take_header(struct td_otlp_headers *h, uint32_t *used, const char *from, const char *to)
+{
+    static const char *const ours[] = {"host", "connection", "content-type", "content-length",
+                                       "transfer-encoding"};
+    const char *eq = memchr(from, '=', (size_t)(to - from));
+    const char *end = eq;
+    if (eq == NULL || h->n == TD_OTLP_MAX_HEADERS) {
+        return false;
+    }
+    for (; from < end && *from == ' '; from++) {
+    }
+    for (; end > from && end[-1] == ' '; end--) {
+    }
+    for (const char *p = from; p < end; p++) {
+        if (!is_token(*p)) {
+            return false;
+        }
+    }
+    h->at[h->n].name = (uint16_t)*used;
+    if (from == end || !put_decoded(h, used, from, end)) {
+        return false;
+    }
+    for (size_t i = 0; i < TD_COUNT(ours); i++) {
+        if (strcasecmp(h->text + h->at[h->n].name, ours[i]) == 0) {
+            return false;
+        }
+    }
+    for (eq++; eq < to && *eq == ' '; eq++) {
+    }
+    for (; to > eq && to[-1] == ' '; to--) {
+    }
+    h->at[h->n].value = (uint16_t)*used;
+    return put_decoded(h, used, eq, to) && ++h->n > 0;
+}
+
+/* "name=value,name=value". Values are keys: they are never logged. */
+static td_err find_headers(struct td_otlp_headers *h)
+{
+    char name[64];
+    const char *v = exporter_env("HEADERS", name);
+    uint32_t used = 0;
+    for (const char *end = NULL; *v != 0; v = *end != 0 ? end + 1 : end) {
+        end = strchrnul(v, ',');
+        if (end > v && !take_header(h, &used, v, end)) {
+            TD_LOG(ERROR, "bad headers for traces",
+                   "variable=%s number=%u remedy=\"name=value,name=value; values percent-encoded, "
+                   "at most %d, none of HTTP's own\"",
+                   name, h->n + 1, TD_OTLP_MAX_HEADERS);
+            return TD_ERR_CONFIG;
+        }
+    }
+    return TD_OK;
+}
+
+static td_err find_way(const char *endpoint, struct td_otlp_setting *out)
+{
+    TD_TRY(endpoint[0] == 0 ? check_protocol() : TD_OK);
+    TD_TRY(find_file("CERTIFICATE", out->ca, sizeof out->ca));
+    TD_TRY(find_file("CLIENT_CERTIFICATE", out->cert, sizeof out->cert));
+    TD_TRY(find_file("CLIENT_KEY", out->key, sizeof out->key));
+    return find_headers(&out->headers);
+}
+
 td_err td_otlp_setting(const char *endpoint, double ratio, const char *service,
                        struct td_otlp_setting *out)
 {
@@ -78,6 +214,7 @@ td_err td_otlp_setting(const char *endpoint, double ratio, const char *service,
     const char *name = env("OTEL_SERVICE_NAME");
     (void)snprintf(s.service, sizeof s.service, "%.127s", name[0] != 0 ? name : service);
     find_url(endpoint, &s);
+    TD_TRY(s.url[0] != 0 ? find_way(endpoint, &s) : TD_OK);
     if (s.url[0] != 0 && ratio < 0) {
         TD_TRY(find_sampler(&s));
     }

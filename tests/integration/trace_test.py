@@ -1,11 +1,15 @@
 """Traces as a collector gets them (OTLP over HTTP, JSON): links, times, attributes; a dead collector harms nothing. JSON logs."""
 import http.server
 import json
+import os
 import re
+import ssl
+import subprocess
+import tempfile
 import threading
 import time
 
-from harness import Both, Stream, chat, cluster, in_threads, request, run, tokens_of, wait_for
+from harness import SCRATCH, Both, Stream, issue, chat, cluster, in_threads, request, run, tokens_of, wait_for
 
 TEXT = "one request and its spans " * 4
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -15,14 +19,15 @@ STAGES = ["queue", "route", "prefill_queue", "prefill", "kv_transfer", "reserve"
 class Collector:
     """Keeps every span with its resource; can answer late or not at all."""
 
-    def __init__(self, delay=0):
-        self.spans, self.posts = [], 0
+    def __init__(self, delay=0, tls=None):
+        self.spans, self.posts, self.headers = [], 0, []
         outer = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_POST(self):
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 assert self.path == "/v1/traces" and self.headers["Content-Type"] == "application/json"
+                outer.headers.append(dict(self.headers))
                 time.sleep(delay)
                 outer.take(body)
                 self.send_response(200)
@@ -34,13 +39,20 @@ class Collector:
                 pass
 
         self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.tls = tls
+        if tls is not None:  # a folder with server.pem and .key, and the CA of those who may ask
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(os.path.join(tls, "server.pem"), os.path.join(tls, "server.key"))
+            context.load_verify_locations(os.path.join(tls, "ca.pem"))
+            context.verify_mode = ssl.CERT_REQUIRED
+            self.server.socket = context.wrap_socket(self.server.socket, server_side=True)
         self.server.daemon_threads = True
         self.server.handle_error = lambda *args: None  # a poster that did not wait
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
     @property
     def url(self):
-        return f"http://127.0.0.1:{self.server.server_address[1]}"
+        return f"http{'s' if self.tls else ''}://127.0.0.1:{self.server.server_address[1]}"
 
     def take(self, body):
         self.posts += 1
@@ -210,6 +222,39 @@ def test_a_dead_or_slow_collector_harms_nothing():
         assert time.monotonic() - start < 20  # and nobody waits for it at the end
     assert took["dead"] < 3 + 3 * took["none"] and took["slow"] < 3 + 3 * took["none"], took
     slow.close()
+
+
+def test_a_collector_behind_tls_gets_spans_with_headers_from_who_shows_a_certificate():
+    folder = tempfile.mkdtemp(dir=SCRATCH)
+    issue(folder, "ca")
+    issue(folder, "server", "ca")
+    issue(folder, "client", "ca")
+    issue(folder, "stranger")
+    collector = Collector(tls=folder)
+
+    def environment(ca):
+        return {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "OTEL_EXPORTER_OTLP_HEADERS": "api-key=a%20secret,x-tenant=7",
+                "OTEL_EXPORTER_OTLP_CERTIFICATE": os.path.join(folder, ca + ".pem"),
+                "OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE": os.path.join(folder, "client.pem"),
+                "OTEL_EXPORTER_OTLP_CLIENT_KEY": os.path.join(folder, "client.key")}
+
+    for ca, trusted in (("ca", True), ("stranger", False)):
+        seen = len(collector.headers)
+        os.environ.update(environment(ca))
+        try:
+            with cluster(1, 1, time_scale=1) as cl:
+                assert chat(cl.router.port("http"), max_tokens=2).status == 200
+                if trusted:
+                    wait_for(lambda: {"queue", "prefill", "decode"} <= {s["name"] for s in list(collector.spans)}, 30, "the spans")
+                    assert "a secret" not in cl.router.log()
+                else:
+                    wait_for(lambda: "the server's certificate is not trusted" in cl.router.log(), 30, "the refusal")
+        finally:
+            for name in environment(ca):
+                del os.environ[name]
+        assert (len(collector.headers) > seen) == trusted
+    assert all(h["api-key"] == "a secret" and h["x-tenant"] == "7" for h in collector.headers)
+    collector.close()
 
 
 def test_one_process_with_both_roles_tells_the_same_tree():

@@ -156,9 +156,9 @@ static void a_url_is_checked_without_asking(void **state)
 {
     (void)state;
     char why[160] = "";
-    assert_int_equal(td_http_client_check("http://127.0.0.1:1/x", why, sizeof why), TD_OK);
+    assert_int_equal(td_http_client_check("http://127.0.0.1:1/x", NULL, why, sizeof why), TD_OK);
     assert_string_equal(why, "");
-    assert_int_equal(td_http_client_check("https://x", why, sizeof why), TD_ERR_BAD_REQUEST);
+    assert_int_equal(td_http_client_check("https://x", NULL, why, sizeof why), TD_ERR_BAD_REQUEST);
     assert_string_not_equal(why, "");
 }
 

@@ -240,7 +240,7 @@ static void a_collector_that_refuses_or_is_dead_costs_only_its_spans(void **stat
 
 static void an_endpoint_that_we_do_not_speak_is_refused(void **state)
 {
-    static const char *const bad[] = {"https://collector:4318", "collector:4318", "", "grpc://x"};
+    static const char *const bad[] = {"collector:4318", "", "grpc://x", "https://", "https:/x"};
     struct td_otlp_params p = {.service = "s", .instance = "i", .version = "v"};
     struct td_otlp *o = NULL;
     (void)state;
@@ -249,6 +249,11 @@ static void an_endpoint_that_we_do_not_speak_is_refused(void **state)
         p.url = bad[i];
         assert_int_equal(td_otlp_create(&p, &o), TD_ERR_CONFIG);
     }
+    p.url = "https://collector:4318/v1/traces";
+    p.ca = "/nonexistent.pem";
+    assert_int_equal(td_otlp_create(&p, &o), TD_ERR_NO_FILE);
+    p.ca = "/dev/null";
+    assert_int_equal(td_otlp_create(&p, &o), TD_ERR_CONFIG);
     td_log_set_fd(STDERR_FILENO);
     assert_null(td_otlp_destroy(NULL));
 }
@@ -260,7 +265,11 @@ static void clear_env(void)
                                         "OTEL_TRACES_SAMPLER",
                                         "OTEL_TRACES_SAMPLER_ARG",
                                         "OTEL_SERVICE_NAME",
-                                        "OTEL_SDK_DISABLED"};
+                                        "OTEL_SDK_DISABLED",
+                                        "OTEL_EXPORTER_OTLP_PROTOCOL",
+                                        "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL",
+                                        "OTEL_EXPORTER_OTLP_HEADERS",
+                                        "OTEL_EXPORTER_OTLP_TRACES_HEADERS"};
     for (size_t i = 0; i < TD_COUNT(names); i++) {
         (void)unsetenv(names[i]);
     }
@@ -321,6 +330,67 @@ static void samplers_have_their_usual_names(void **state)
     clear_env();
 }
 
+static void a_protocol_that_we_do_not_speak_is_refused_by_name(void **state)
+{
+    (void)state;
+    struct td_otlp_setting s = {0};
+    clear_env();
+    (void)setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://c:4318", 1);
+    (void)setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json", 1);
+    assert_int_equal(td_otlp_setting("", -1, "svc", &s), TD_OK);
+    int ends[2];
+    char log[512] = "";
+    assert_int_equal(pipe(ends), 0); /* NOLINT: one thread, no exec */
+    td_log_set_fd(ends[1]);
+    (void)setenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "grpc", 1);
+    assert_int_equal(td_otlp_setting("", -1, "svc", &s), TD_ERR_CONFIG);
+    td_log_set_fd(STDERR_FILENO);
+    assert_true(read(ends[0], log, sizeof log - 1) > 0);
+    assert_non_null(strstr(log, "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL value=grpc"));
+    (void)close(ends[0]);
+    (void)close(ends[1]);
+    assert_int_equal(td_otlp_setting("http://e:1", -1, "svc", &s), TD_OK); /* the flag's own */
+    clear_env();
+}
+
+static void headers_are_read_with_their_codes_and_bounded(void **state)
+{
+    static const char *const bad[] = {
+        "novalue", "=x", "a b=c", "x=a%0d%0aHost: y", "Host=evil", "content-length=0", "x=\x7f"};
+    (void)state;
+    struct td_otlp_setting s = {0};
+    clear_env();
+    td_log_set_fd(-1);
+    (void)setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://c:4318", 1);
+    (void)setenv("OTEL_EXPORTER_OTLP_HEADERS", " api-key = a%20b%2Cc== ,,x-tenant=7,x-odd=5%", 1);
+    assert_int_equal(td_otlp_setting("", -1, "svc", &s), TD_OK);
+    const char *text = s.headers.text;
+    assert_int_equal(s.headers.n, 3);
+    assert_string_equal(text + s.headers.at[0].name, "api-key");
+    assert_string_equal(text + s.headers.at[0].value, "a b,c==");
+    assert_string_equal(text + s.headers.at[1].name, "x-tenant");
+    assert_string_equal(text + s.headers.at[2].value, "5%");
+    (void)setenv("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "k=v", 1); /* goes first */
+    assert_int_equal(td_otlp_setting("", -1, "svc", &s), TD_OK);
+    assert_int_equal(s.headers.n, 1);
+    for (size_t i = 0; i < TD_COUNT(bad); i++) {
+        (void)setenv("OTEL_EXPORTER_OTLP_TRACES_HEADERS", bad[i], 1);
+        assert_int_equal(td_otlp_setting("", -1, "svc", &s), TD_ERR_CONFIG);
+    }
+    char many[16384] = "";
+    for (size_t i = 0; i <= TD_OTLP_MAX_HEADERS; i++) {
+        (void)strcat(many, "k=v,");
+    }
+    (void)setenv("OTEL_EXPORTER_OTLP_TRACES_HEADERS", many, 1);
+    assert_int_equal(td_otlp_setting("", -1, "svc", &s), TD_ERR_CONFIG);
+    memset(many, 'v', sizeof many - 1);
+    memcpy(many, "k=", 2);
+    (void)setenv("OTEL_EXPORTER_OTLP_TRACES_HEADERS", many, 1);
+    assert_int_equal(td_otlp_setting("", -1, "svc", &s), TD_ERR_CONFIG);
+    td_log_set_fd(STDERR_FILENO);
+    clear_env();
+}
+
 #define TEST(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
 
 int main(void)
@@ -333,6 +403,8 @@ int main(void)
         cmocka_unit_test(an_endpoint_that_we_do_not_speak_is_refused),
         cmocka_unit_test(flags_go_before_the_environment),
         cmocka_unit_test(samplers_have_their_usual_names),
+        cmocka_unit_test(a_protocol_that_we_do_not_speak_is_refused_by_name),
+        cmocka_unit_test(headers_are_read_with_their_codes_and_bounded),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
