@@ -11,17 +11,17 @@
 /* Of what the actions of one event may point at; grown on demand, kept across resets. */
 #define ACTIONS_ARENA_BYTES ((size_t)512 << 20)
 
-td_err nd_actions_init(struct nd_actions *a)
+td_err nd_actions_init(struct nd_actions *a, uint32_t max)
 {
-    TD_REQUIRE(a != NULL);
+    TD_REQUIRE(a != NULL && max >= ND_MIN_ACTIONS);
     struct td_arena *arena = td_arena_create(ACTIONS_ARENA_BYTES);
-    struct nd_action *list = td_zalloc(ND_MAX_ACTIONS, sizeof *list);
+    struct nd_action *list = td_zalloc(max, sizeof *list);
     if (arena == NULL || list == NULL) {
         (void)td_arena_destroy(arena);
         free(list);
         return TD_ERR_NO_MEMORY;
     }
-    *a = (struct nd_actions){.list = list, .arena = arena};
+    *a = (struct nd_actions){.list = list, .max = max, .arena = arena};
     return TD_OK;
 }
 
@@ -43,7 +43,7 @@ void nd_actions_reset(struct nd_actions *a)
 
 struct nd_action *nd_actions_add(struct nd_actions *a, enum nd_action_type type)
 {
-    if (a->n == ND_MAX_ACTIONS) {
+    if (a->n == a->max) {
         a->overflow = true;
         a->n--;
     }
@@ -142,6 +142,11 @@ td_err nd_core_params_check(const struct nd_core_params *p)
         return TD_ERR_CONFIG;
     }
     return TD_OK;
+}
+
+uint32_t nd_actions_needed(const struct nd_core_params *p)
+{
+    return ND_MIN_ACTIONS + ND_WORK_ACTIONS * (p->max_queue + 2 * p->max_seqs);
 }
 
 /* Twice what the pool holds may wait, and one prompt of any legal length. */

@@ -4,7 +4,7 @@
  * actions it carries out. The simulator feeds and carries out the same.
  * Not: sockets, threads, clocks, allocation: a core allocates at creation only; what an action points at lives in the
  * action list's arena until nd_actions_reset().
- * Owner: node shell (loop thread) or simulator. Bounds: ND_MAX_ACTIONS an event. Failure: a core cannot fail; it refuses
+ * Owner: node shell (loop thread) or simulator. Bounds: nd_actions_needed() an event. Failure: a core cannot fail; it refuses
  * or ends work by messages.
  */
 #ifndef TD_NODE_CORE_H
@@ -20,12 +20,15 @@
 #include "common/model/engine.h"
 #include "proto/wire.h"
 
-#define ND_MAX_ACTIONS 8192
-#define ND_MAX_ROUTERS 64
-#define ND_MAX_SEQS    4096
-#define ND_MAX_QUEUE   65536
-#define ND_STATE_LEN   513
-#define ND_TRACE_LEN   64 /* of a traceparent, with its end */
+/* Of one event: what each work may need when all of them end at once (its pushes cancelled, its end told to three, its
+ * figures), and the rest. */
+#define ND_WORK_ACTIONS 16
+#define ND_MIN_ACTIONS  8192
+#define ND_MAX_ROUTERS  64
+#define ND_MAX_SEQS     4096
+#define ND_MAX_QUEUE    65536
+#define ND_STATE_LEN    513
+#define ND_TRACE_LEN    64 /* of a traceparent, with its end */
 
 enum nd_event_type {
     ND_EV_ROUTER_UP,   /* router_epoch attached (a new session, not a resumed one) */
@@ -126,13 +129,14 @@ struct nd_action {
 };
 
 struct nd_actions {
-    struct nd_action *list; /* ND_MAX_ACTIONS of them */
-    uint32_t n;
+    struct nd_action *list; /* owned, [max] */
+    uint32_t n, max;
     struct td_arena *arena; /* what actions point at */
     bool overflow; /* set when an action did not fit: the shell treats it as a bug of the core */
 };
 
-td_err nd_actions_init(struct nd_actions *a) TD_MUST_CHECK;
+/* max: at least ND_MIN_ACTIONS. Memory that no event has needed is not touched. */
+td_err nd_actions_init(struct nd_actions *a, uint32_t max) TD_MUST_CHECK;
 void nd_actions_fini(struct nd_actions *a);
 void nd_actions_reset(struct nd_actions *a);
 /* Room for `bytes` that an action may point at, filled from `src` (NULL: zeroed). NULL and `overflow` when the arena is
@@ -168,6 +172,8 @@ struct nd_core_params {
 
 /* TD_ERR_CONFIG, logged, when the parameters do not fit each other or the engine. */
 td_err nd_core_params_check(const struct nd_core_params *p) TD_MUST_CHECK;
+/* How many actions one event of such a core may take. */
+uint32_t nd_actions_needed(const struct nd_core_params *p);
 /* Bytes a core keeps for the prompts of the requests it knows. */
 size_t nd_prompt_bytes(const struct nd_core_params *p);
 /* The work id a router's message is about, or NULL. */

@@ -108,7 +108,7 @@ static void carry_out(struct td_node *n)
         }
     }
     if (n->acts.overflow) {
-        TD_LOG(ERROR, "action list overflow", "max=%d", ND_MAX_ACTIONS);
+        TD_LOG(ERROR, "action list overflow", "max=%u", n->acts.max);
     }
 }
 
@@ -232,7 +232,7 @@ static td_err make_core(struct td_node *n)
                                .local_epoch = n->local_epoch};
     TD_TRY(nd_core_params_check(&p));
     TD_TRY(n->p.role->create(&p, &n->core));
-    TD_TRY(nd_actions_init(&n->acts));
+    TD_TRY(nd_actions_init(&n->acts, nd_actions_needed(&p)));
     n->arena = td_arena_create(ARENA_BYTES);
     return n->arena != NULL ? TD_OK : TD_ERR_NO_MEMORY;
 }

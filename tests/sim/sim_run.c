@@ -311,7 +311,7 @@ static void world_reset(struct sim *s, uint64_t seed, bool verbose)
         TD_INSIST(p->arena != NULL && p->node != NULL);
         if (keep[i].arena == NULL) {
             td_buf_init(&p->out, TD_WIRE_MAX_BYTES);
-            TD_INSIST(nd_actions_init(&p->node->acts) == TD_OK);
+            TD_INSIST(nd_actions_init(&p->node->acts, ND_MIN_ACTIONS) == TD_OK);
             TD_INSIST(i >= SIM_ROUTERS || rt_actions_init(&p->rt_acts) == TD_OK);
         }
     }

@@ -10,7 +10,7 @@ static void actions_are_zeroed_and_kept_in_order(void **state)
 {
     struct nd_actions a;
     (void)state;
-    assert_int_equal(nd_actions_init(&a), TD_OK);
+    assert_int_equal(nd_actions_init(&a, ND_MIN_ACTIONS), TD_OK);
     nd_actions_observe(&a, ND_M_ITL_US, 7);
     struct td_wire_msg *m = nd_actions_send(&a, 5, TD_WIRE_END);
     m->end.err = TD_ERR_STALE;
@@ -35,14 +35,14 @@ static void the_list_is_bounded_and_says_when_it_overflows(void **state)
 {
     struct nd_actions a;
     (void)state;
-    assert_int_equal(nd_actions_init(&a), TD_OK);
-    for (uint32_t i = 0; i < ND_MAX_ACTIONS; i++) {
+    assert_int_equal(nd_actions_init(&a, ND_MIN_ACTIONS), TD_OK);
+    for (uint32_t i = 0; i < ND_MIN_ACTIONS; i++) {
         (void)nd_actions_add(&a, ND_DO_OBSERVE);
     }
     assert_false(a.overflow);
     assert_non_null(nd_actions_add(&a, ND_DO_STEP));
     assert_true(a.overflow);
-    assert_int_equal(a.n, ND_MAX_ACTIONS);
+    assert_int_equal(a.n, ND_MIN_ACTIONS);
     nd_actions_reset(&a);
     assert_false(a.overflow);
     nd_actions_fini(&a);
@@ -53,7 +53,7 @@ static void copies_live_until_the_reset(void **state)
     struct nd_actions a;
     uint32_t data[3] = {1, 2, 3};
     (void)state;
-    assert_int_equal(nd_actions_init(&a), TD_OK);
+    assert_int_equal(nd_actions_init(&a, ND_MIN_ACTIONS), TD_OK);
     const uint32_t *c = nd_actions_copy(&a, data, sizeof data);
     const uint32_t *z = nd_actions_copy(&a, NULL, sizeof data);
     data[0] = 9;

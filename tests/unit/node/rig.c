@@ -152,7 +152,6 @@ uint32_t rig_add(struct rig *r, const struct nd_role_ops *ops, const struct rig_
     n->last = calloc(n->info.max_slots, sizeof *n->last);
     n->max_steps = or_default(p->steps_in_flight, 1);
     assert_true(n->kv != NULL && n->seeds != NULL && n->last != NULL);
-    assert_int_equal(nd_actions_init(&n->actions), TD_OK);
     struct nd_core_params cp = {.epoch = n->epoch,
                                 .name = "rig",
                                 .engine = &n->info,
@@ -166,6 +165,7 @@ uint32_t rig_add(struct rig *r, const struct nd_role_ops *ops, const struct rig_
                                 .t_lease_us = 30 * RIG_SECOND,
                                 .local_prefill = p->local_prefill,
                                 .local_epoch = p->local_epoch};
+    assert_int_equal(nd_actions_init(&n->actions, nd_actions_needed(&cp)), TD_OK);
     assert_int_equal(ops->create(&cp, &n->core), TD_OK);
     return i;
 }
@@ -579,7 +579,7 @@ static void assert_waits(const struct rig *r, uint32_t node)
     struct nd_wait w[1024];
     const struct rig_node *n = &r->node[node];
     uint32_t count = n->ops->waits(n->core, w, 1024);
-    assert_true(count >= n->ops->work_count(n->core));
+    assert_true(count >= n->ops->work_count(n->core) || count == 1024);
     for (uint32_t i = 0; i < count; i++) {
         assert_true(w[i].deadline_us != TD_NEVER && w[i].deadline_us > r->now);
         assert_true(w[i].deadline_us >= n->ops->next_deadline(n->core));

@@ -19,7 +19,7 @@ static void role_up(struct nd_role *r, struct nd_actions *a, struct td_engine_in
     *e = role_engine();
     struct nd_core_params p = role_params(e);
     assert_int_equal(nd_role_init(r, &p, &shape), TD_OK);
-    assert_int_equal(nd_actions_init(a), TD_OK);
+    assert_int_equal(nd_actions_init(a, ND_MIN_ACTIONS), TD_OK);
     r->out = a;
 }
 

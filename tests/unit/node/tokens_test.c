@@ -12,7 +12,7 @@ static void each_router_gets_one_message_with_its_own_in_order(void **state)
 {
     struct nd_actions a;
     (void)state;
-    assert_int_equal(nd_actions_init(&a), TD_OK);
+    assert_int_equal(nd_actions_init(&a, ND_MIN_ACTIONS), TD_OK);
     struct nd_tokens *t = nd_tokens_create(16);
     for (uint64_t i = 0; i < 9; i++) {
         add(t, 7 + i % 3, i);
@@ -39,7 +39,7 @@ static void a_message_is_cut_at_its_bound(void **state)
 {
     struct nd_actions a;
     (void)state;
-    assert_int_equal(nd_actions_init(&a), TD_OK);
+    assert_int_equal(nd_actions_init(&a, ND_MIN_ACTIONS), TD_OK);
     struct nd_tokens *t = nd_tokens_create(TD_WIRE_MAX_TOKENS_MSG + 10);
     for (uint64_t i = 0; i < TD_WIRE_MAX_TOKENS_MSG + 10; i++) {
         add(t, 1, i);

@@ -128,7 +128,7 @@ static void the_sampling_state_splits_prompt_and_output(void **state)
     struct nd_work *work = NULL;
     struct td_logit_bias bias[2] = {{3, 1.5f}, {4, -2.0f}};
     (void)state;
-    assert_int_equal(nd_actions_init(&out), TD_OK);
+    assert_int_equal(nd_actions_init(&out, ND_MIN_ACTIONS), TD_OK);
     struct nd_works *w = works_of(4, 10000);
     struct td_wire_request q = rig_request(1, 100, 50);
     q.n_replayed = 20;

@@ -650,6 +650,29 @@ static void counts_and_the_last_word_tell_where_a_prompt_is(void **state)
     }
 }
 
+/* Every work ends in the event that loses their router: the list of actions is sized for that. */
+static void a_router_with_a_full_queue_may_be_lost_in_one_event(void **state)
+{
+    enum { WORKS = 5000 };
+    (void)state;
+    struct rig_params p = {.n_blocks = 8, .chunk = 16, .max_batched = 16, .max_queue = WORKS};
+    struct rig *r = rig_create();
+    assert_int_equal(rig_add(r, &pf_role_ops, &p), P);
+    for (uint64_t i = 1; i <= WORKS; i++) {
+        struct td_wire_request q = rig_request(i, i == 1 ? 120 : 64, 10);
+        struct td_wire_msg m = rig_prefill(r, P, D, &q);
+        rig_msg(r, P, &m, TD_OK);
+        rig_deliver(r);
+    }
+    rig_plain(r, P, ND_EV_ROUTER_LOST, 0);
+    rig_deliver(r); /* refuses an overflow */
+    assert_true(r->node[P].actions.n > ND_MIN_ACTIONS);
+    while (rig_finish(r, P)) {
+    }
+    rig_assert_idle(r, P);
+    rig_destroy(r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -673,6 +696,7 @@ int main(void)
         cmocka_unit_test(a_full_queue_and_a_bad_request_are_refused_without_a_block),
         cmocka_unit_test(a_request_that_comes_twice_runs_once),
         cmocka_unit_test(work_of_another_router_epoch_is_not_accepted),
+        cmocka_unit_test(a_router_with_a_full_queue_may_be_lost_in_one_event),
     };
     td_log_set_level(TD_LOG_ERROR);
     return cmocka_run_group_tests_name("prefill-node/pf", tests, NULL, NULL);
