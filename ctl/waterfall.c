@@ -77,6 +77,9 @@ static void add_stages(struct ctl_waterfall *w, const json_t *r, int64_t at)
 {
     int64_t exposed = ctl_waterfall_number(r, "transfer_exposed_us");
     int64_t transfer = ctl_waterfall_number(r, "transfer_us");
+    /* After the first token until the last byte; what of it is longer than the transfer went before its first: the pair's
+     * first connection, or decode's room. */
+    int64_t waited = exposed > transfer ? exposed - transfer : 0;
     const struct {
         const char *name, *field, *node;
         enum ctl_bar_kind kind;
@@ -84,6 +87,7 @@ static void add_stages(struct ctl_waterfall *w, const json_t *r, int64_t at)
         {"router queue", "router_queue_us", "", CTL_BAR_WAIT},
         {"prefill queue", "prefill_queue_us", "prefill", CTL_BAR_WAIT},
         {"prefill", "prefill_us", "prefill", CTL_BAR_WORK},
+        {"KV wait", "transfer_exposed_us", "decode", CTL_BAR_WAIT},
         {"transfer", "transfer_us", "", CTL_BAR_MOVE},
         {"  exposed", "transfer_exposed_us", "", CTL_BAR_MOVE},
         {"decode queue", "decode_queue_us", "decode", CTL_BAR_WAIT},
@@ -91,8 +95,15 @@ static void add_stages(struct ctl_waterfall *w, const json_t *r, int64_t at)
     };
     for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {
         int64_t us = ctl_waterfall_number(r, row[i].field), from = at;
+        if (row[i].kind == CTL_BAR_WAIT && strcmp(row[i].name, "KV wait") == 0) {
+            if (waited == 0) {
+                continue;
+            }
+            us = waited;
+        }
+        us = strcmp(row[i].name, "  exposed") == 0 ? us - waited : us;
         if (strcmp(row[i].name, "transfer") == 0) { /* ends with its exposed part */
-            from = at + exposed > transfer ? at + exposed - transfer : 0;
+            from = at + exposed - waited > transfer ? at + exposed - waited - transfer : 0;
         } else {
             at += us;
         }

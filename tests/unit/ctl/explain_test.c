@@ -55,6 +55,20 @@ static void a_failed_request_shows_its_code_and_no_made_up_times(void **state)
     free(text);
 }
 
+static void a_wait_for_the_first_byte_is_no_part_of_the_transfer(void **state)
+{
+    (void)state;
+    char *text =
+        explain("{\"request_id\":\"a\",\"prefill\":\"p\",\"decode\":\"d\",\"prefill_us\":10000,"
+                "\"transfer_us\":4000,\"transfer_exposed_us\":10000,\"decode_us\":20000,"
+                "\"total_us\":40000}",
+                TD_OK);
+    assert_non_null(strstr(text, "KV wait           6.0 ms"));
+    assert_non_null(strstr(text, "transfer          4.0 ms"));
+    assert_non_null(strstr(text, "  exposed         4.0 ms"));
+    free(text);
+}
+
 static void absurd_numbers_stay_inside_the_frame(void **state)
 {
     (void)state;
@@ -90,6 +104,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(stages_follow_each_other_and_the_transfer_ends_with_its_exposed_part),
         cmocka_unit_test(a_failed_request_shows_its_code_and_no_made_up_times),
+        cmocka_unit_test(a_wait_for_the_first_byte_is_no_part_of_the_transfer),
         cmocka_unit_test(absurd_numbers_stay_inside_the_frame),
         cmocka_unit_test(what_is_no_record_is_refused),
     };
