@@ -70,6 +70,17 @@ static void number_line(FILE *out, const char *name, const json_t *o, const char
 
 /* ---- a node ---- */
 
+/* Load and blocks are what the node reported last, up to a second ago. */
+static void report_line(FILE *out, const json_t *n)
+{
+    char text[32];
+    int64_t age = -1;
+    if (ctl_field_int(n, "report_age_us", &age) && age >= 0) {
+        head(out, "Reported:");
+        (void)fprintf(out, "%s ago\n", ctl_format_us(age, text, sizeof text));
+    }
+}
+
 static void state_line(FILE *out, const json_t *n)
 {
     const char *why = ctl_field_text(n, "why_not", "");
@@ -173,6 +184,7 @@ td_err ctl_describe_print_node(const json_t *node, const json_t *live, FILE *out
     text_line(out, "Name:", node, "name");
     text_line(out, "Role:", node, "role");
     state_line(out, node);
+    report_line(out, node);
     text_line(out, "Epoch:", node, "epoch");
     text_line(out, "Version:", node, "version");
     text_line(out, "Numerics:", node, "numerics");

@@ -67,8 +67,10 @@ static td_err node_json(const struct rt_node *n, struct td_buf *b)
     for (int i = 0; i < TD_BLK_STATES; i++) {
         TD_TRY(td_buf_printf(b, "%s\"%s\":%u", i > 0 ? "," : "", states[i], n->state.blocks[i]));
     }
-    return td_buf_printf(b, "},\"prefill_us_per_ktok\":%u,\"decode_step_us\":%u}",
-                         n->state.prefill_us_per_ktok, n->state.decode_step_us);
+    return td_buf_printf(
+        b, "},\"prefill_us_per_ktok\":%u,\"decode_step_us\":%u,\"report_age_us\":%" PRId64 "}",
+        n->state.prefill_us_per_ktok, n->state.decode_step_us,
+        n->have_state ? td_now_us() - n->reported_us : -1);
 }
 
 static td_err nodes_json(const struct rt_shell *s, struct td_buf *b)

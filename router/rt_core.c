@@ -406,6 +406,7 @@ static void on_cancel_ack(struct rt_core *c, uint64_t node, const struct td_wire
 
 static void on_state(struct rt_core *c, struct rt_node *n, const struct td_wire_state *s)
 {
+    n->reported_us = c->now_us;
     if (!rt_node_report(n, s)) {
         struct td_wire_msg *m = TD_ARENA_NEW(c->out->arena, struct td_wire_msg);
         if (m != NULL) {

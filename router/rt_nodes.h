@@ -29,6 +29,7 @@ struct rt_node {
     bool held; /* drained through this router: no new work from here until it reports so itself */
     bool have_state;
     struct td_wire_state state; /* as reported last */
+    int64_t reported_us;        /* when that came; the core's clock */
     uint64_t state_seq;
 
     /* what this router knows beyond the report */

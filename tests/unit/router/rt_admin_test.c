@@ -110,6 +110,7 @@ static void the_live_figures_show_nodes_recent_times_and_samples(void **state)
     assert_string_equal(str(n, "name"), "n\"1");
     assert_string_equal(str(n, "numerics"), "test");
     assert_string_equal(str(n, "why_not"), "");
+    assert_true(num(n, "report_age_us") >= 0);
     assert_string_equal(str(json_object_get(j, "router"), "model"), "tiny");
     assert_int_equal(num(json_object_get(j, "recent"), "finished"), 1);
     assert_true(num(json_object_get(j, "recent"), "ttft_p95_us") > 0);
