@@ -411,6 +411,29 @@ def test_metrics_that_scale_a_pool_are_served_by_its_pods():
     assert checked >= 3, checked
 
 
+def test_a_node_pod_that_is_told_to_go_finishes_what_it_has():
+    """Nodes have no preStop: SIGTERM comes at once, as `kubectl delete pod` sends it, in the middle of a stream."""
+    p = pods()
+    router = next(w for w in p.manifest.workloads() if w.is_router)
+    decode, = (w for w in p.manifest.workloads() if w.labels.get("tandem/starts-as") == "decode")
+    assert "lifecycle" not in decode.container
+    c = http.client.HTTPConnection(p.addresses[router.name], 8000, timeout=60)
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1800, "ignore_eos": True, "stream": True,
+            "stream_options": {"include_usage": True}}
+    c.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
+    answer = c.getresponse()
+    assert answer.status == 200, answer.read()
+    assert answer.readline().startswith(b"data: ")
+    p.processes[decode.name].send_signal(signal.SIGTERM)
+    events = [json.loads(line[6:]) for line in answer.read().splitlines() if line.startswith(b"data: {")]
+    c.close()
+    assert events[-1]["usage"]["completion_tokens"] == 1800, events[-1]
+    assert p.processes[decode.name].wait(30) == 0, p.log(decode)[-2000:]
+    assert "attempt failed" not in p.log(router)  # it was finished there, not replayed elsewhere
+    log = p.log(decode)
+    assert log.index('"draining"') < log.rindex('"dc_stream"') < log.index('"drained"'), log[-2000:]
+
+
 def test_the_pods_drain_at_sigterm_and_end_without_a_complaint():
     p = pods()
     router = next(w for w in p.manifest.workloads() if w.is_router)
