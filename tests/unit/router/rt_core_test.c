@@ -242,7 +242,7 @@ static void a_parked_request_that_ends_early_leaves_nothing_on_decode(void **sta
     end(b, P0, c, 0, TD_ERR_STALLED); /* failed before: decode may know of it, or not */
     assert_int_equal(find(b, RT_DO_END, 0, 0)->err, TD_ERR_STALLED);
     assert_non_null(find(b, RT_DO_SEND, D0, TD_WIRE_CANCEL));
-    c = submit_as(b, 2, 0, true);
+    (void)submit_as(b, 2, 0, true);
     lost(b, D0);
     assert_int_equal(find(b, RT_DO_END, 0, 0)->err, TD_ERR_PEER_LOST);
 }
