@@ -382,6 +382,7 @@ static void each_failed_allocation_is_reported_and_leaks_nothing(void **state)
     if (!TD_WITH_FAULTS) {
         caught_log(log, line, sizeof line);
         skip();
+        return; /* gcc does not see that skip() leaves */
     }
     small_model(&(struct change){0}, &file);
     do {
