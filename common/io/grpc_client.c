@@ -32,7 +32,7 @@ struct session {
     int http_status; /* 0: no head yet */
     size_t head_bytes;
     bool is_grpc; /* by its content type */
-    bool have_status, enough, over, asked /* whether it lives */;
+    bool have_status, enough, over, asked /* whether it lives */, heard /* anything at all */;
     uint32_t closed_by; /* HTTP/2 error code */
     td_err err;
     char text[256];
@@ -321,9 +321,14 @@ static td_err make_session(struct session *s)
     return submit(s);
 }
 
-/* A connection that ends is lost: the status had not come. */
+/* A connection that ends is lost: the status had not come. A TLS port ends one that begins with anything else. */
 static td_err wire_failed(struct session *s, td_err err)
 {
+    bool lost = err == TD_ERR_CLOSED || err == TD_ERR_PEER_LOST;
+    if (lost && !s->heard && s->call->tls == NULL) {
+        return fail(s, TD_ERR_PEER_LOST,
+                    "the connection was closed at once: does this port want TLS (https://)?");
+    }
     return err == TD_ERR_CLOSED ? fail(s, TD_ERR_PEER_LOST,
                                        "the connection was closed before the answer was complete")
                                 : fail(s, err, td_stream_why(s->wire));
@@ -372,6 +377,7 @@ static td_err read_in(struct session *s)
         return wire_failed(s, err);
     }
     s->asked = false;
+    s->heard = true;
     if (nghttp2_session_mem_recv(s->h2, buf, n) != (ssize_t)n) {
         return fail(s, TD_ERR_PROTOCOL, "the answer is not HTTP/2");
     }

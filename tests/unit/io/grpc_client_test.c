@@ -392,6 +392,7 @@ static void calls_by_tls_check_who_answers(void **state)
         TD_ERR_PEER_AUTH);
     struct td_grpc_client_answer a;
     assert_int_equal(run("/a.B/Echo", "secret", "", 0, &a), TD_ERR_PEER_LOST); /* no TLS */
+    assert_non_null(strstr(why, "want TLS"));
 }
 
 static void calls_by_mutual_tls_show_who_calls(void **state)
