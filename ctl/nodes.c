@@ -32,7 +32,7 @@ json_t *ctl_nodes_json(const struct td_api_node *n)
     return json_pack(
         "{s:s, s:s, s:s, s:b, s:b, s:b, s:s, s:s, s:s, s:s, s:o, s:o, s:I, s:I, s:I, s:I, s:I, "
         "s:I, "
-        "s:I, s:I, s:I, s:I, s:o, s:I, s:I}",
+        "s:I, s:I, s:I, s:I, s:o, s:I, s:I, s:I}",
         "name", n->name, "role", roles[n->role & 3], "epoch", n->epoch, "ready", (int)n->ready,
         "draining", (int)(n->state == TD_API_NODE_DRAINING), "drained", (int)n->drained, "why_not",
         n->why, "version", n->version, "numerics", n->numerics, "admin", n->address, "layout_id",
@@ -43,7 +43,7 @@ json_t *ctl_nodes_json(const struct td_api_node *n)
         (json_int_t)n->queued_prompt_tok, "inflight", (json_int_t)n->inflight, "dispatched",
         (json_int_t)n->dispatched, "n_blocks", (json_int_t)n->n_blocks, "blocks", blocks_json(n),
         "prefill_us_per_ktok", (json_int_t)n->prefill_us_per_ktok, "decode_step_us",
-        (json_int_t)n->decode_step_us);
+        (json_int_t)n->decode_step_us, "report_age_us", (json_int_t)n->report_age_us);
 }
 
 static json_t *list_json(const struct td_api_node *nodes, uint32_t n)

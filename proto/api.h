@@ -143,6 +143,7 @@ struct td_api_node {
     uint32_t inflight, n_blocks, block_tok, n_layers, max_model_len, max_seqs;
     uint32_t prefill_us_per_ktok, decode_step_us;
     uint64_t layout_id, numerics_id;
+    int64_t report_age_us; /* -1: not reported yet */
 };
 td_err td_api_node_encode(struct td_buf *out, const struct td_api_node *n) TD_MUST_CHECK;
 

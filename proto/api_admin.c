@@ -71,6 +71,7 @@ static void node_out(const struct td_api_node *n, API(Node) * m)
     m->max_seqs = n->max_seqs;
     m->prefill_us_per_ktok = n->prefill_us_per_ktok;
     m->decode_step_us = n->decode_step_us;
+    m->report_age_us = n->report_age_us;
     m->layout_id = n->layout_id;
     m->numerics_id = n->numerics_id;
 }

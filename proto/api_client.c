@@ -190,6 +190,7 @@ static struct td_api_node node_in(const API(Node) * n)
                               .max_seqs = n->max_seqs,
                               .prefill_us_per_ktok = n->prefill_us_per_ktok,
                               .decode_step_us = n->decode_step_us,
+                              .report_age_us = n->report_age_us,
                               .layout_id = n->layout_id,
                               .numerics_id = n->numerics_id};
     const uint32_t blocks[TD_BLK_STATES] = {[TD_BLK_FREE] = b->free,

@@ -86,6 +86,7 @@ static td_err put_node(const struct rt_node *n, struct td_buf *b,
                                .max_seqs = n->max_seqs,
                                .prefill_us_per_ktok = n->state.prefill_us_per_ktok,
                                .decode_step_us = n->state.decode_step_us,
+                               .report_age_us = n->have_state ? td_now_us() - n->reported_us : -1,
                                .layout_id = n->layout_id,
                                .numerics_id = n->numerics_id};
     (void)snprintf(epoch, sizeof epoch, "%016" PRIx64, n->epoch);

@@ -35,7 +35,7 @@ static void a_node_is_the_routers_document(void **state)
         "\"max_seqs\":0,\"running\":2,\"queued\":1,\"queued_prompt_tokens\":5000000000,"
         "\"inflight\":0,\"dispatched\":0,\"n_blocks\":28,\"blocks\":{\"free\":1,\"cached\":2,"
         "\"reserved\":3,\"filling\":4,\"running\":5,\"parked\":6,\"quarantined\":7},"
-        "\"prefill_us_per_ktok\":0,\"decode_step_us\":0}");
+        "\"prefill_us_per_ktok\":0,\"decode_step_us\":0,\"report_age_us\":0}");
     free(text);
     json_decref(j);
 }

@@ -165,6 +165,7 @@ static void nodes_and_events_arrive_with_all_that_is_known(void **state)
                                     .max_seqs = 64,
                                     .prefill_us_per_ktok = 11,
                                     .decode_step_us = 12,
+                                    .report_age_us = -1,
                                     .layout_id = 0xfeull << 56,
                                     .numerics_id = 13};
     const struct td_api_node two = {.name = "d", .role = TD_ROLE_DECODE};
@@ -189,7 +190,8 @@ static void nodes_and_events_arrive_with_all_that_is_known(void **state)
         assert_true(g->queued == 1 && g->running == 2 && g->queued_prompt_tok == 1ull << 40 &&
                     g->dispatched == 8 && g->inflight == 9 && g->n_blocks == 28);
         assert_true(g->block_tok == 16 && g->max_model_len == 2048 && g->max_seqs == 64 &&
-                    g->prefill_us_per_ktok == 11 && g->decode_step_us == 12);
+                    g->prefill_us_per_ktok == 11 && g->decode_step_us == 12 &&
+                    g->report_age_us == -1);
         assert_true(g->layout_id == 0xfeull << 56 && g->numerics_id == 13);
     }
     assert_int_equal(td_api_drained_decode((const uint8_t *)"\x08\3", 2, arena, &node), TD_OK);
