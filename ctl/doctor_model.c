@@ -9,9 +9,9 @@
 
 #include "common/base/mem.h"
 #include "common/model/model.h"
+#include "common/text/model_vocab.h"
 #include "common/text/template.h"
 #include "common/text/tokenizer.h"
-#include "common/text/vocab.h"
 #include "ctl/log_reason.h"
 #include "ctl/output.h"
 
@@ -71,42 +71,6 @@ static void shape(struct ctl_report *r, const struct td_model *m, struct ctl_mod
 
 /* ---- the tokenizer ---- */
 
-static struct td_text_str *strings(const struct td_str *s, uint32_t n)
-{
-    struct td_text_str *out = td_zalloc((size_t)n + 1, sizeof *out);
-    for (uint32_t i = 0; out != NULL && i < n; i++) {
-        out[i] = (struct td_text_str){.ptr = s[i].data, .len = s[i].len};
-    }
-    return out;
-}
-
-static td_err make_vocab(const struct td_model_tokenizer *t, const char *pre,
-                         struct td_text_vocab **out)
-{
-    struct td_text_vocab_src src = TD_TEXT_VOCAB_SRC_INIT;
-    TD_CLEANUP(td_freep) struct td_text_str *pieces = strings(t->tokens, t->n_tokens);
-    TD_CLEANUP(td_freep) struct td_text_str *merges = strings(t->merges, t->n_merges);
-    if (pieces == NULL || merges == NULL) {
-        return TD_ERR_NO_MEMORY;
-    }
-    src.n_tokens = t->n_tokens;
-    src.pieces = pieces;
-    src.token_type = t->types;
-    src.n_merges = t->n_merges;
-    src.merges = merges;
-    src.pre = pre;
-    src.bos = t->bos;
-    src.eos = t->eos;
-    src.eot = t->eot;
-    src.pad = t->pad;
-    src.unk = t->unk;
-    src.add_bos = t->add_bos ? 1 : 0;
-    src.add_space_prefix = t->add_space_prefix;
-    src.ignore_merges = t->ignore_merges;
-    src.nfc = t->nfc;
-    return td_text_vocab_create(&src, out);
-}
-
 /* Text to ids and back; false when it comes back as something else. */
 static td_err round_trip(const struct td_text_vocab *v, bool *out_same, size_t *out_n)
 {
@@ -145,7 +109,7 @@ static struct td_text_vocab *tokenizer(struct ctl_report *r, const struct td_mod
     (void)snprintf(pre, sizeof pre, "%.*s", (int)(t->pre.len < 63 ? t->pre.len : 63),
                    t->pre.data != NULL ? t->pre.data : "");
     ctl_log_reason_begin(&logged);
-    td_err err = make_vocab(t, pre, &v);
+    td_err err = td_text_vocab_of_model(t, &v);
     err = err == TD_OK ? round_trip(v, &same, &n) : err;
     ctl_log_reason_end(&logged, why, sizeof why);
     if (err != TD_OK) {

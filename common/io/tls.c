@@ -75,13 +75,13 @@ static td_err check_readable(const struct td_tls *t, int file)
     return TD_ERR_NO_FILE;
 }
 
-static int no_password(char *buf, int size, int writing, void *arg)
+int td_tls_no_password(char *buf, int size, int writing, void *arg)
 {
     (void)buf;
     (void)size;
     (void)writing;
     (void)arg;
-    return 0; /* else OpenSSL asks at the terminal */
+    return 0;
 }
 
 static td_err check_dates(const struct td_tls *t, SSL_CTX *ctx, int64_t *out_expires)
@@ -122,7 +122,7 @@ static td_err load_files(const struct td_tls *t, SSL_CTX *ctx, int64_t *out_expi
 {
     TD_TRY(check_readable(t, CERT));
     TD_TRY(check_readable(t, KEY));
-    SSL_CTX_set_default_passwd_cb(ctx, no_password);
+    SSL_CTX_set_default_passwd_cb(ctx, td_tls_no_password);
     if (SSL_CTX_use_certificate_chain_file(ctx, t->paths[CERT]) != 1) {
         return complain(t, CERT, "not a PEM certificate");
     }

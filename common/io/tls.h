@@ -57,6 +57,8 @@ td_err td_tls_reload(struct td_tls *t) TD_MUST_CHECK;
 /* For one accepted connection; NULL when out of memory. alpn: static, one of the above; a client that offers protocols
  * without this one is refused. */
 struct ssl_st *td_tls_session(struct td_tls *t, const char *alpn);
+/* OpenSSL's question for a key's password: there is none, or it would ask at the terminal. */
+int td_tls_no_password(char *buf, int size, int writing, void *arg);
 /* When the certificate in use ends, in seconds since 1970; how often one was loaded. */
 int64_t td_tls_expires(const struct td_tls *t);
 uint64_t td_tls_loads(const struct td_tls *t);

@@ -11,6 +11,7 @@
 #include <openssl/x509v3.h>
 
 #include "common/base/mem.h"
+#include "common/io/tls.h"
 
 struct td_tls_client {
     SSL_CTX *ctx; /* owned */
@@ -50,15 +51,6 @@ static td_err check_readable(const struct text *t, const char *path)
     return TD_OK;
 }
 
-static int no_password(char *buf, int size, int writing, void *arg)
-{
-    (void)buf;
-    (void)size;
-    (void)writing;
-    (void)arg;
-    return 0; /* else OpenSSL asks at the terminal */
-}
-
 static td_err load_identity(const struct td_tls_client_params *p, SSL_CTX *ctx,
                             const struct text *t)
 {
@@ -71,7 +63,7 @@ static td_err load_identity(const struct td_tls_client_params *p, SSL_CTX *ctx,
     }
     TD_TRY(check_readable(t, p->cert));
     TD_TRY(check_readable(t, p->key));
-    SSL_CTX_set_default_passwd_cb(ctx, no_password);
+    SSL_CTX_set_default_passwd_cb(ctx, td_tls_no_password);
     if (SSL_CTX_use_certificate_chain_file(ctx, p->cert) != 1) {
         return refuse(t, TD_ERR_CONFIG, p->cert, "not a PEM certificate");
     }
