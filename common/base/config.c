@@ -12,7 +12,6 @@
 #include "common/base/mem.h"
 
 #define CONFIG_MAX_FLAGS  256u
-#define CONFIG_MAX_OPTS   256u
 #define CONFIG_MAX_FILE   ((size_t)256 * 1024)
 #define CONFIG_MAX_EVENTS 20000u
 
@@ -79,7 +78,7 @@ static td_err refuse(const char *source, const char *name, const char *value, co
 
 static td_err refuse_unknown(const struct td_program *p, const char *source, const char *name)
 {
-    const char *names[CONFIG_MAX_OPTS + TD_COUNT(builtin_opts)];
+    const char *names[TD_CONFIG_MAX_OPTS + TD_COUNT(builtin_opts)];
     size_t n = 0;
     char remedy[192] = "see --help";
     for (size_t i = 0; i < p->n_opts; i++) {
@@ -135,7 +134,7 @@ static td_err set(const struct td_opt *o, const char *text, const char *source, 
 
 td_err td_config_defaults(const struct td_program *p, void *config)
 {
-    TD_REQUIRE(p->n_opts <= CONFIG_MAX_OPTS);
+    TD_REQUIRE(p->n_opts <= TD_CONFIG_MAX_OPTS);
     memset(config, 0, p->struct_bytes);
     for (size_t i = 0; i < p->n_opts; i++) {
         const struct td_opt *o = &p->opts[i];
@@ -156,7 +155,7 @@ struct yaml_state {
     yaml_parser_t parser;
     const struct td_program *program;
     void *config;
-    bool seen[CONFIG_MAX_OPTS];
+    bool seen[TD_CONFIG_MAX_OPTS];
     size_t events;
 };
 
@@ -439,6 +438,11 @@ static td_err parse_argv(struct load *l, int argc, char **argv)
     return TD_OK;
 }
 
+static struct td_opt_set *told_of(const struct td_program *p, void *config)
+{
+    return (struct td_opt_set *)(void *)((char *)config + p->told_offset);
+}
+
 /* Applies the flags of one table; the first occurrence of a list replaces what file and environment
  * said. */
 static td_err apply_flags(const struct load *l, bool builtin, void *config)
@@ -456,8 +460,20 @@ static td_err apply_flags(const struct load *l, bool builtin, void *config)
             td__opt_clear(f->opt, config);
         }
         TD_TRY(set(f->opt, f->value, "command line", config));
+        if (!builtin && l->program->told_offset != 0) {
+            size_t n = (size_t)(f->opt - l->program->opts);
+            told_of(l->program, config)->bits[n / 64] |= UINT64_C(1) << n % 64;
+        }
     }
     return TD_OK;
+}
+
+bool td_config_told(const struct td_program *p, const void *config, const char *name)
+{
+    const struct td_opt *o = find_opt(p->opts, p->n_opts, name, strlen(name));
+    TD_REQUIRE(p->told_offset != 0 && o != NULL);
+    size_t n = (size_t)(o - p->opts);
+    return (told_of(p, (void *)(uintptr_t)config)->bits[n / 64] >> n % 64 & 1) != 0;
 }
 
 /* ---- output ---- */
@@ -576,7 +592,7 @@ static enum td_config_outcome run(struct load *l, int argc, char **argv)
 enum td_config_outcome td_config_load(const struct td_program *p, int argc, char **argv,
                                       void *config)
 {
-    TD_REQUIRE(p->n_opts <= CONFIG_MAX_OPTS);
+    TD_REQUIRE(p->n_opts <= TD_CONFIG_MAX_OPTS);
     memset(config, 0, p->struct_bytes);
     struct load *l = td_zalloc(1, sizeof *l);
     if (l == NULL) {

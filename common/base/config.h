@@ -52,6 +52,12 @@ struct td_opt {
     size_t offset; /* into the struct: bool, int64_t, double, char *, int, struct td_str_list */
 };
 
+#define TD_CONFIG_MAX_OPTS 256
+/* Which rows of the table the command line named: what a program may refuse when it would have no effect. */
+struct td_opt_set {
+    uint64_t bits[TD_CONFIG_MAX_OPTS / 64];
+};
+
 struct td_program {
     const char *name;    /* "tandem-router" */
     const char *summary; /* first line of --help */
@@ -59,6 +65,8 @@ struct td_program {
     const struct td_opt *opts;
     size_t n_opts;
     size_t struct_bytes;
+    size_t
+        told_offset; /* of a struct td_opt_set in the struct, not its first field; 0: it has none */
 };
 
 enum td_config_outcome { TD_CONFIG_RUN, TD_CONFIG_EXIT_OK, TD_CONFIG_EXIT_BAD };
@@ -74,6 +82,8 @@ int td_config_exit_status(td_err err);
 td_err td_config_defaults(const struct td_program *p, void *config) TD_MUST_CHECK;
 td_err td_config_yaml(const struct td_program *p, const char *text, size_t len,
                       void *config) TD_MUST_CHECK;
+/* Whether the command line has named this option; requires told_offset. */
+bool td_config_told(const struct td_program *p, const void *config, const char *name);
 void td_config_fini(const struct td_program *p, void *config);
 void td_config_help(const struct td_program *p, FILE *out);
 void td_config_print(const struct td_program *p, const void *config, FILE *out);

@@ -28,8 +28,11 @@ static const struct td_opt opts[] = {
     {OPT(TD_OPT_ENUM, choice), .choices = "red|green"},
     {OPT(TD_OPT_LIST, list)},
 };
-static const struct td_program program = {"fuzz", "fuzz", NULL,
-                                          opts,   6,      sizeof(struct fuzz_config)};
+static const struct td_program program = {.name = "fuzz",
+                                          .summary = "fuzz",
+                                          .opts = opts,
+                                          .n_opts = 6,
+                                          .struct_bytes = sizeof(struct fuzz_config)};
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {

@@ -26,8 +26,12 @@ static const struct td_opt opts[] = {
     {"kv-ratio", TD_OPT_DOUBLE, "0.5", "of memory", 0, 1, NULL, TD_OPT_DEBUG, "share", AT(ratio)},
     {"nodes", TD_OPT_LIST, "a,b", "", 0, 0, NULL, TD_OPT_BOOT, "nodes to dial", AT(nodes)},
 };
-static const struct td_program program = {
-    "tandem-test", "a program of tests", "OUT", opts, 6, sizeof(struct config)};
+static const struct td_program program = {.name = "tandem-test",
+                                          .summary = "a program of tests",
+                                          .args = "OUT",
+                                          .opts = opts,
+                                          .n_opts = 6,
+                                          .struct_bytes = sizeof(struct config)};
 
 static struct config c;
 static char captured[16384];
@@ -354,6 +358,30 @@ static void every_failing_allocation_is_an_orderly_end(void **state)
     (void)unlink(path);
 }
 
+static void a_program_may_ask_what_the_command_line_told(void **state)
+{
+    struct {
+        int64_t port, other;
+        struct td_opt_set told;
+    } o;
+    static const struct td_opt rows[] = {
+        {"port", TD_OPT_INT, "1", "", 0, 9, NULL, TD_OPT_BOOT, "a port", 0},
+        {"other", TD_OPT_INT, "1", "", 0, 9, NULL, TD_OPT_BOOT, "another", sizeof(int64_t)}};
+    const struct td_program p = {.name = "told",
+                                 .opts = rows,
+                                 .n_opts = 2,
+                                 .struct_bytes = sizeof o,
+                                 .told_offset = 2 * sizeof(int64_t)};
+    char *argv[] = {(char *)(uintptr_t) "told", (char *)(uintptr_t) "--other=1"};
+    (void)state;
+    (void)setenv("TANDEM_PORT", "2", 1);
+    assert_int_equal(td_config_load(&p, 2, argv, &o), TD_CONFIG_RUN);
+    assert_int_equal(o.port, 2);
+    assert_false(td_config_told(&p, &o, "port")); /* the environment is no command line */
+    assert_true(td_config_told(&p, &o, "other")); /* also when it tells the default */
+    td_config_fini(&p, &o);
+}
+
 #define TEST(f) cmocka_unit_test_setup_teardown(f, clean, clean)
 
 int main(void)
@@ -362,6 +390,7 @@ int main(void)
         TEST(defaults_fill_the_struct),
         TEST(the_command_line_wins_over_environment_over_file),
         TEST(the_environment_may_name_the_file),
+        TEST(a_program_may_ask_what_the_command_line_told),
         TEST(a_list_of_a_later_source_replaces_the_earlier_one),
         TEST(bool_flags_take_no_value_or_one_after_equals),
         TEST(bad_command_lines_are_refused_with_one_error),
