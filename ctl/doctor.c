@@ -16,6 +16,7 @@ struct options {
     int format;
     int64_t megabytes, probe_tokens;
     double kv_memory_gib;
+    struct td_opt_set told;
 };
 
 static const struct td_opt opts[] = {
@@ -57,7 +58,41 @@ const struct td_program ctl_doctor_program = {
     .summary = "checks this machine and a model, or a running cluster",
     .opts = opts,
     .n_opts = TD_COUNT(opts),
-    .struct_bytes = sizeof(struct options)};
+    .struct_bytes = sizeof(struct options),
+    .told_offset = offsetof(struct options, told)};
+
+/* Options that would have no effect are refused, or their silence would pass for an answer. TANDEM_ROUTER and its like are for
+ * all commands and may stand there. */
+static bool has_effect(const struct options *o)
+{
+    static const struct {
+        const char *name;
+        bool cluster;
+    } rows[] = {{"router", true},
+                {"timeout", true},
+                {"tls-ca", true},
+                {"tls-cert", true},
+                {"tls-key", true},
+                {"tls-server-name", true},
+                {"probe-tokens", true},
+                {"model", false},
+                {"chat-template", false},
+                {"listen", false},
+                {"kv-device", false},
+                {"kv-transports", false},
+                {"kv-memory", false},
+                {"kv-trust-network", false},
+                {"measure-megabytes", false}};
+    for (size_t i = 0; i < TD_COUNT(rows); i++) {
+        if (rows[i].cluster != o->cluster && td_config_told(&ctl_doctor_program, o, rows[i].name)) {
+            ctl_say(o->cluster ? "--%s is of this machine: leave --cluster out, or it"
+                               : "--%s is of a running cluster: add --cluster, or leave it out",
+                    rows[i].name);
+            return false;
+        }
+    }
+    return true;
+}
 
 static void check_ports(struct ctl_report *r, const struct options *o)
 {
@@ -117,6 +152,9 @@ enum ctl_exit ctl_doctor(const void *options, char *const *args)
 {
     const struct options *o = options;
     (void)args;
+    if (!has_effect(o)) {
+        return CTL_USAGE;
+    }
     TD_CLEANUP(td_freep) struct ctl_report *r = td_zalloc(1, sizeof *r);
     if (r == NULL) {
         ctl_say("out of memory");

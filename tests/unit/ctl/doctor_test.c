@@ -68,11 +68,30 @@ static void one_failure_is_exit_status_1(void **state)
     assert_non_null(strstr(printed, " failed\n"));
 }
 
+static void an_option_of_the_other_examination_is_refused(void **state)
+{
+    (void)state;
+    (void)setenv("TANDEM_ROUTER", "http://127.0.0.1:1",
+                 1); /* for all commands: no reason to refuse */
+    char *machine[] = {W("tandemctl"), W("doctor"), W("--no-measure"), W("--listen"),
+                       W("127.0.0.1:0")};
+    assert_int_equal(run(5, machine), CTL_OK);
+    char *router[] = {W("tandemctl"), W("doctor"), W("--no-measure"), W("--router"),
+                      W("http://127.0.0.1:1")};
+    assert_int_equal(run(5, router), CTL_USAGE);
+    char *model[] = {W("tandemctl"), W("doctor"), W("--cluster"), W("--model"), W("m.gguf")};
+    assert_int_equal(run(5, model), CTL_USAGE);
+    char *cluster[] = {W("tandemctl"), W("doctor"), W("--cluster"), W("--timeout"), W("1")};
+    assert_int_equal(run(5, cluster), CTL_UNREACHABLE);
+    (void)unsetenv("TANDEM_ROUTER");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(without_a_model_its_checks_are_skipped),
         cmocka_unit_test(one_failure_is_exit_status_1),
+        cmocka_unit_test(an_option_of_the_other_examination_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
