@@ -274,7 +274,9 @@ static td_err make_admin(struct td_node *n)
     p.arg = n;
     p.error_body = td_http_error_body;
     TD_TRY(td_http_server_create(&p, &n->admin));
-    return td_grpc_admin_create(n->p.loop, n->admin, n->admin_tls, nd__health, n, &n->grpc);
+    TD_TRY(td_grpc_admin_create(n->p.loop, n->admin, n->admin_tls, nd__health, n, &n->grpc));
+    nd__count_calls(n, td_grpc_admin_server(n->grpc));
+    return TD_OK;
 }
 
 static td_err make_all(struct td_node *n)

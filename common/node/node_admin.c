@@ -125,6 +125,17 @@ void nd__admin(void *arg, struct td_http_exchange *x)
     }
 }
 
+static void count_call(void *arg, const struct td_grpc_call *c, enum td_grpc_status status)
+{
+    const struct td_node *n = arg;
+    nd_metrics_call(n->metrics, td_grpc_call_service(c), td_grpc_call_method(c), status);
+}
+
+void nd__count_calls(struct td_node *n, struct td_grpc_server *server)
+{
+    td_grpc_server_on_end(server, count_call, n);
+}
+
 /* The probes of gRPC say what those of HTTP say: a node without a router is ready too. */
 enum td_health nd__health(void *arg, const char *service)
 {

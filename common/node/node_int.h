@@ -78,6 +78,8 @@ void nd__local_speak(struct td_node *n);
 
 /* node_admin.c */
 enum td_health nd__health(void *arg, const char *service);
+/* The ends of this server's calls count in the node's figures; it is destroyed before the node. */
+void nd__count_calls(struct td_node *n, struct td_grpc_server *server);
 void nd__admin(void *arg, struct td_http_exchange *x);
 
 #endif

@@ -406,6 +406,13 @@ void nd_metrics_response_bytes(struct nd_metrics *m, size_t bytes)
     add(m, F_RESPONSE_BYTES, (double)bytes);
 }
 
+void nd_metrics_call(struct nd_metrics *m, const char *service, const char *method,
+                     enum td_grpc_status status)
+{
+    const char *values[] = {service, method, td_grpc_status_name(status), NULL};
+    td_metric_add(td_metric_child(m->f[F_GRPC_REQUESTS], values), 1);
+}
+
 td_err nd_metrics_write(struct nd_metrics *m, struct td_buf *out)
 {
     return td_metrics_write(m->reg, out);

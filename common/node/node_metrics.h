@@ -8,6 +8,7 @@
 
 #include "common/base/err.h"
 #include "common/base/metrics.h"
+#include "common/io/grpc_frame.h"
 #include "common/node/core.h"
 
 struct td_node;
@@ -23,6 +24,9 @@ void nd_metrics_xfer(struct nd_metrics *m, const struct td_xfer_event *ev);
 void nd_metrics_send_failed(struct nd_metrics *m);
 void nd_metrics_request_bytes(struct nd_metrics *m, size_t bytes);
 void nd_metrics_response_bytes(struct nd_metrics *m, size_t bytes);
+/* A call of gRPC has ended, on whichever port. */
+void nd_metrics_call(struct nd_metrics *m, const char *service, const char *method,
+                     enum td_grpc_status status);
 td_err nd_metrics_write(struct nd_metrics *m, struct td_buf *out) TD_MUST_CHECK;
 
 #endif

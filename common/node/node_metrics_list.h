@@ -47,6 +47,7 @@ enum nd_family {
     F_NOTIFY_FAILURES,
     F_EXPIRED,
     F_STALLS,
+    F_GRPC_REQUESTS,
     F_SPANS,
     V_RUNNING, /* from here on the names of vLLM, with the label engine */
     V_WAITING,

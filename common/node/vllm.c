@@ -341,6 +341,7 @@ static td_err make_server(struct nd_vllm *v)
     p.admit = admit;
     p.arg = v;
     TD_TRY(td_grpc_server_create(&p, &v->server));
+    nd__count_calls(v->node, v->server);
     const struct td_grpc_service service = {
         .name = SERVICE, .methods = methods, .n_methods = TD_COUNT(methods), .arg = v};
     td_grpc_server_add(v->server, &service);

@@ -128,6 +128,7 @@ def load(cl, until):
             if i == 0 and n % 2:
                 request(port, "POST", "/v1/completions", {"prompt": 7})
                 call(cl.router.port("grpc"), "/tandem.v1.Engine/Tokenize")
+                call(cl.nodes["decode-0"].port("admin"), "/grpc.health.v1.Health/Check")
             elif i == 0:
                 s = Stream(port, text=TEXT, max_tokens=200, ignore_eos=True)
                 next(s.events())

@@ -217,15 +217,19 @@ def test_a_certificate_tells_when_it_ends():
 
 def test_calls_of_grpc_are_counted_by_method_and_status():
     ctl = os.path.join(BUILD, "ctl", "tandemctl")
-    with cluster(time_scale=1) as cl:
-        for port, service, code in (("grpc", "", 0), ("admin", "", 0), ("admin", "no.Such", 1)):
-            args = [ctl, "health", f"127.0.0.1:{cl.router.port(port)}", "--service", service]
-            assert subprocess.run(args, capture_output=True, timeout=30).returncode == code
-        s = Scrape(cl, cl.router)
-        names = expected("router", "grpc")
-        assert names and all(s.labels(n) == LISTED[n][2] | COMMON["router"] for n in names)
-        count = 'tandem_router_grpc_requests_total{model_name="tiny",grpc_service="grpc.health.v1.Health",grpc_method="Check",'
-        assert s.value(count + 'grpc_code="OK"') == 2 and s.value(count + 'grpc_code="NOT_FOUND"') == 1
+    with cluster(time_scale=1, node=["--engine-grpc", "--engine-grpc-port", "0"]) as cl:
+        for process, ports in ((cl.router, ("grpc", "admin")), (cl.nodes["prefill-0"], ("engine-grpc", "admin")),
+                               (cl.nodes["decode-0"], ("engine-grpc", "admin"))):
+            for port, service, code in ((ports[0], "", 0), (ports[1], "", 0), (ports[1], "no.Such", 1)):
+                args = [ctl, "health", f"127.0.0.1:{process.port(port)}", "--service", service]
+                assert subprocess.run(args, capture_output=True, timeout=30).returncode == code
+            s = Scrape(cl, process)
+            names = expected(s.role, "grpc")
+            kind = "router" if s.role == "router" else "node"
+            assert names and all(s.labels(n) == LISTED[n][2] | COMMON[kind] for n in names)
+            counts = {k.split('grpc_code="')[1].rstrip('"}'): v for k, v in s.values.items()
+                      if k.startswith(f"tandem_{kind}_grpc_requests_total") and 'grpc_method="Check"' in k}
+            assert counts == {"OK": 2, "NOT_FOUND": 1}, counts
 
 
 def test_gauges_show_what_runs_and_waits():

@@ -248,6 +248,18 @@ static void bytes_are_counted_by_the_name_of_their_transport(void **state)
     assert_true(value("tandem_node_kv_transfer_transport_bytes_total", "") == 30);
 }
 
+static void calls_are_counted_by_method_and_status(void **state)
+{
+    struct shell_rig *r = *state;
+    shell_start(r);
+    nd_metrics_call(r->node->metrics, "a.B", "Go", TD_GRPC_OK);
+    nd_metrics_call(r->node->metrics, "a.B", "Go", TD_GRPC_OK);
+    nd_metrics_call(r->node->metrics, "unknown", "unknown", TD_GRPC_UNIMPLEMENTED);
+    scrape(r);
+    assert_true(value("tandem_node_grpc_requests_total", "grpc_code=\"OK\"") == 2);
+    assert_true(value("tandem_node_grpc_requests_total", "grpc_code=\"UNIMPLEMENTED\"") == 1);
+}
+
 #define TEST(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
 
 int main(void)
@@ -259,6 +271,7 @@ int main(void)
         TEST(a_failed_end_is_counted_as_what_it_was),
         TEST(the_other_names_can_be_left_out),
         TEST(bytes_are_counted_by_the_name_of_their_transport),
+        TEST(calls_are_counted_by_method_and_status),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
