@@ -218,6 +218,7 @@ static enum ctl_exit show_end(const struct answer *a)
     } else {
         (void)fputc('\n', stdout);
     }
+    (void)fflush(stdout); /* before the line below; a failure is told at the end */
     if (a->o->stats) {
         char text[2][32];
         (void)fprintf(stderr,

@@ -129,8 +129,8 @@ static void h_watch(void *arg, struct td_grpc_call *call, const uint8_t *message
     td_grpc_call_set_background(call);
     td_grpc_call_on_gone(call, watch_gone, w);
     TD_IGNORE(send_status(call, w->last)); /* as above */
-    if (td_timer_at(h->timer) ==
-        TD_NEVER) { /* else one watch after the other would put the next poll off for ever */
+    /* Else one watch after the other would put the next poll off for ever. */
+    if (td_timer_at(h->timer) == TD_NEVER) {
         td_timer_set(h->timer, td_now_us() + POLL_US);
     }
 }
