@@ -88,7 +88,8 @@ OPERATIONS = {
          [(f"min by (instance) (tandem_router_tls_certificate_expires_seconds{{{SELECT}}} > 0) - time()", "{{instance}}")]),
         ("Cancelled", "reqps", "Clients that left, by the phase their request was in.",
          [(rate("tandem_node_cancellations_total", "phase", ROLE), "{{phase}}")]),
-        ("gRPC calls on nodes", "reqps", "By method and status: probes of the admin ports and, with --engine-grpc, what outside routers ask.",
+        ("gRPC calls on nodes", "reqps", "By method and status: probes of the admin ports and, with --engine-grpc, what outside "
+         "routers ask.",
          [(rate("tandem_node_grpc_requests_total", "grpc_method, grpc_code", ROLE), "{{grpc_method}} {{grpc_code}}")]),
         ("Loop stalls", "short", "Callbacks over 250 ms, a second; anything above zero delays every stream of that process.",
          [(f"sum by (instance) (rate(tandem_router_loop_stalls_total{{{SELECT}}}[{RATE}]))", "router {{instance}}"),
