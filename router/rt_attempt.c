@@ -206,9 +206,12 @@ static void send_attempt(struct rt_core *c, struct rt_entry *e)
            dec->predicted_ttft_us);
 }
 
-static const char *refusal_text(td_err err)
+const char *rt__refusal_text(td_err err)
 {
     switch ((int)err) {
+    case TD_ERR_CONTEXT_LENGTH:
+        return "the prompt exceeds the context or the whole KV pool of every node: a shorter one "
+               "may fit";
     case TD_ERR_NO_NODE:
         return "no ready prefill and decode node; start one, or look at `tandemctl get nodes`";
     case TD_ERR_NO_PAIR:
@@ -236,7 +239,7 @@ static bool head_refused(struct rt_core *c, struct rt_entry *e, td_err err)
     rt__dequeue(c, e);
     rt__finish(c, e, say, TD_FINISH_ERROR,
                say == err
-                   ? refusal_text(say)
+                   ? rt__refusal_text(say)
                    : "the request's nodes failed and no other pair took it within --pair-wait; "
                      "start a node, or look at `tandemctl get nodes`");
     return true;

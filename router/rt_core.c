@@ -223,11 +223,7 @@ static uint64_t on_submit(struct rt_core *c, const struct rt_submit *s)
         err = rt_ledger_open(&c->ledger, s, &e);
     }
     if (err != TD_OK) {
-        const char *text =
-            err == TD_ERR_NO_NODE
-                ? "no ready prefill and decode node; start one, or look at `tandemctl get nodes`"
-                : td_err_text(err);
-        refuse(c, s, err, text);
+        refuse(c, s, err, rt__refusal_text(err));
         return 0;
     }
     e->submit_us = c->now_us;

@@ -33,6 +33,8 @@ struct rt_core {
 struct rt_action *rt__action(struct rt_core *c, enum rt_action_type type);
 void rt__observe(struct rt_core *c, enum rt_metric m, double value);
 /* Ends the request for the client (once) and lets go of its nodes. */
+/* Why placement refuses, for the client. */
+const char *rt__refusal_text(td_err err);
 void rt__finish(struct rt_core *c, struct rt_entry *e, td_err err, enum td_finish finish,
                 const char *text);
 void rt__set_timer(struct rt_core *c, struct rt_entry *e, int64_t at_us);

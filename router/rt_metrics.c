@@ -365,7 +365,7 @@ static const char *outcome(td_err err)
 {
     switch ((int)err) {
     case TD_ERR_OVERLOADED:
-    case TD_ERR_NO_CAPACITY:
+    case TD_ERR_CONTEXT_LENGTH: /* no pool holds it */
         return "rejected_capacity";
     case TD_ERR_NO_NODE:
     case TD_ERR_NO_PAIR:
@@ -380,7 +380,7 @@ static const char *outcome(td_err err)
 /* An end that placement is to blame for. */
 static bool placement_failed(td_err err)
 {
-    return err == TD_ERR_NO_NODE || err == TD_ERR_NO_PAIR || err == TD_ERR_NO_CAPACITY ||
+    return err == TD_ERR_NO_NODE || err == TD_ERR_NO_PAIR || err == TD_ERR_CONTEXT_LENGTH ||
            err == TD_ERR_OVERLOADED;
 }
 

@@ -138,6 +138,15 @@ static td_err worse(td_err a, td_err b)
     return TD_ERR_NO_NODE;
 }
 
+/* A whole pool that never holds the prompt bounds its length as the context does: it does not help to ask again. */
+static td_err refusal(td_err why)
+{
+    if (why == TD_ERR_NO_CAPACITY) {
+        return TD_ERR_CONTEXT_LENGTH;
+    }
+    return why == TD_OK ? TD_ERR_NO_NODE : why;
+}
+
 struct search {
     struct rt_placer *pl;
     const struct rt_place_request *r;
@@ -259,7 +268,7 @@ td_err rt_place(struct rt_placer *pl, struct rt_nodes *ns, const struct rt_place
     struct search s = {.pl = pl, .r = r, .out = out, .best = INT64_MAX, .why = TD_OK};
     each_pair(&s, ns);
     if (s.fitting == 0) {
-        return s.why == TD_OK ? TD_ERR_NO_NODE : s.why;
+        return refusal(s.why);
     }
     if (pl->policy == RT_POLICY_ROUND_ROBIN) {
         pick_round_robin(&s, ns);

@@ -6,8 +6,8 @@
  * its own (it prefills locally: decision "decode-only"). "round-robin" exists to be beaten
  * (tests/unit/router/rt_place_test.c) and as a fallback by configuration. Pure function of the node
  * table. Failure: TD_ERR_NO_NODE (a role has no usable node), TD_ERR_NO_PAIR (none fit together),
- * TD_ERR_OVERLOADED (all fitting pairs are full: keep the request queued), TD_ERR_CONTEXT_LENGTH,
- * TD_ERR_NO_CAPACITY (no node's whole pool could ever hold it).
+ * TD_ERR_OVERLOADED (all fitting pairs are full: keep the request queued), TD_ERR_CONTEXT_LENGTH (no
+ * node's context or whole pool could ever hold it; a candidate that its pool excludes says TD_ERR_NO_CAPACITY).
  */
 #ifndef ROUTER_RT_PLACE_H
 #define ROUTER_RT_PLACE_H

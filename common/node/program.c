@@ -322,6 +322,17 @@ static uint32_t pool_blocks(const struct app *a)
     return n < 2 ? 2 : (n > 16777216 ? 16777216 : (uint32_t)n);
 }
 
+static void warn_of_small_pool(const struct td_engine_info *info)
+{
+    uint64_t pool_tok = (uint64_t)info->n_blocks * info->layout.block_tok;
+    if (pool_tok < info->max_model_len) {
+        TD_LOG(WARN, "the KV pool is smaller than --max-model-len, longer prompts are refused",
+               "pool_tok=%" PRIu64 " max_model_len=%u remedy=\"a smaller --max-model-len, or more "
+               "--kv-memory (cpu), --gpu-memory-utilization (cuda) or --kv-blocks\"",
+               pool_tok, info->max_model_len);
+    }
+}
+
 static td_err make_engine(struct app *a)
 {
     static const enum td_cpu_isa isas[] = {TD_ISA_AUTO, TD_ISA_PORTABLE, TD_ISA_AVX2, TD_ISA_AVX512,
@@ -354,6 +365,7 @@ static td_err make_engine(struct app *a)
     a->model_load_s = (double)(td_now_us() - start) * 1e-6;
     TD_LOG(INFO, "model loaded", "node=%s path=%s numerics=%s blocks=%u ms=%.0f", a->name,
            a->o.model, info->numerics, info->n_blocks, a->model_load_s * 1e3);
+    warn_of_small_pool(info);
     return TD_OK;
 }
 

@@ -361,6 +361,7 @@ static td_err make_all(struct nd_vllm *v)
     v->limits = (struct nd_vllm_limits){.role = np->role_told,
                                         .n_vocab = e->n_vocab,
                                         .max_model_len = e->max_model_len,
+                                        .pool_tok = (uint64_t)e->n_blocks * e->layout.block_tok,
                                         .end_ids = np->model->tok.end_ids,
                                         .n_end_ids = np->model->tok.n_end_ids,
                                         .defaults = np->model->defaults};

@@ -88,6 +88,11 @@ static td_err read_lengths(const struct nd_vllm_limits *l, const struct td_vllm_
                      l->max_model_len, n_prompt);
         return TD_ERR_CONTEXT_LENGTH;
     }
+    if (n_prompt >= l->pool_tok) {
+        (void)refuse(why, "this node's KV pool holds %" PRIu64 " tokens, the prompt has %u",
+                     l->pool_tok, n_prompt);
+        return TD_ERR_CONTEXT_LENGTH;
+    }
     uint32_t room = l->max_model_len - n_prompt;
     if (v->has_max_tokens && v->max_tokens == 0) {
         return refuse(why, "max_tokens must be at least 1");

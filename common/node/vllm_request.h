@@ -21,6 +21,7 @@
 struct nd_vllm_limits {
     enum td_role role; /* told */
     uint32_t n_vocab, max_model_len;
+    uint64_t pool_tok; /* the whole KV pool */
     const int32_t *end_ids;
     uint32_t n_end_ids;
     struct td_model_defaults defaults;

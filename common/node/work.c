@@ -117,7 +117,7 @@ td_err nd_request_check(const struct nd_core_params *p, const struct td_wire_req
         return TD_ERR_CONTEXT_LENGTH;
     }
     if (r->n_prompt / e->layout.block_tok >= e->n_blocks) {
-        return TD_ERR_NO_CAPACITY;
+        return TD_ERR_CONTEXT_LENGTH; /* not NO_CAPACITY: there never will be more room */
     }
     return tokens_check(p, r);
 }

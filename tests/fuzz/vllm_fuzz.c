@@ -69,6 +69,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     const struct nd_vllm_limits limits = {.role = roles[data[0] % 3],
                                           .n_vocab = N_VOCAB,
                                           .max_model_len = CONTEXT,
+                                          .pool_tok = CONTEXT,
                                           .end_ids = end_ids,
                                           .n_end_ids = 1,
                                           .defaults = TD_MODEL_DEFAULTS_NONE};

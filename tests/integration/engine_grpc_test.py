@@ -235,6 +235,15 @@ def test_many_at_once_get_each_their_own_answer():
     assert got == [tokens_of(both().port, p, max_tokens=8) for p in prompts]
 
 
+def test_a_prompt_that_the_pool_never_holds_is_refused_for_good():
+    with Both(args=list(SERVICE) + ["--kv-blocks", "4"]) as b:
+        status, code = code_of(lambda: whole(b.proc, ask()))
+        assert (status, code) == (grpc.StatusCode.INVALID_ARGUMENT, "context_length_exceeded"), (status, code)
+        a = request(b.port, "POST", "/v1/completions", {"prompt": PROMPT})
+        assert (a.status, a.error()["code"]) == (400, "context_length_exceeded"), a.body
+        assert len(whole(b.proc, ask("a", max_tokens=4)).output_ids) == 4
+
+
 def test_kv_events_stay_silent_until_the_client_leaves():
     stream = engine(both().proc).SubscribeKvEvents(common.SubscribeKvEventsRequest(), timeout=WAIT)
     stream.initial_metadata()  # it is open

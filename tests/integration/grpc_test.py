@@ -177,6 +177,13 @@ def test_one_process_with_both_roles_serves_grpc_too():
         assert Whole(engine(ch).Generate(ask("hello", 6), timeout=WAIT)).ids == tokens_of(both.port, "hello", max_tokens=6)
 
 
+def test_a_prompt_that_no_pool_holds_is_refused_for_good():
+    with Both(args=["--kv-blocks", "4"]) as both, grpc.insecure_channel(f"127.0.0.1:{both.proc.port('grpc')}") as ch:
+        code, text = status_of(lambda: list(engine(ch).Generate(ask("too long for the pool " * 9, 6), timeout=WAIT)))
+        assert code == grpc.StatusCode.INVALID_ARGUMENT and "KV pool" in text, (code, text)
+        assert len(Whole(engine(ch).Generate(ask("a", 6), timeout=WAIT)).ids) == 6
+
+
 def test_the_routers_figures_count_grpc_like_http():
     def figures():
         m = shared().metrics(shared().router)

@@ -195,6 +195,10 @@ def test_a_decode_pool_too_small_for_one_request_says_so_and_lives():
         a = request(port, "POST", "/v1/completions", {"prompt": "x" * 30, "max_tokens": 200, "ignore_eos": True})
         assert a.status in (502, 503) and a.error()["code"] in ("no_capacity", "replays_exhausted"), a.body
         assert chat(port, "a", max_tokens=2).status in (200, 503)
+        a = request(port, "POST", "/v1/completions", {"prompt": "too long for the pool, not for the context " * 9})
+        assert (a.status, a.error()["code"]) == (400, "context_length_exceeded") and "KV pool" in a.body, a.body
+        assert "the KV pool is smaller than --max-model-len" in cl.nodes["decode-0"].log()
+        assert "the KV pool is smaller" not in cl.nodes["prefill-0"].log()
         all_blocks_back(cl, cl.nodes["decode-0"])
 
 

@@ -63,15 +63,21 @@ static uint64_t land_of(const struct rig *r, const struct td_work_id *id)
     return m->table.land;
 }
 
-static void say_landed(struct rig *r, const struct td_wire_request *q, uint32_t slices)
+/* The land is called by the id of P's work. */
+static void say_slices(struct rig *r, const struct td_work_id *source, uint32_t slices)
 {
     struct td_xfer_event ev = {.type = TD_XFER_LANDED,
-                               .land = land_of(r, &q->id),
+                               .land = land_of(r, source),
                                .n_slices = slices,
                                .n_bytes = (uint64_t)slices * 128,
                                .transport = "rig"};
     rig_xfer(r, D, &ev);
     rig_deliver(r);
+}
+
+static void say_landed(struct rig *r, const struct td_wire_request *q, uint32_t slices)
+{
+    say_slices(r, &q->id, slices);
 }
 
 static struct td_wire_msg record_of(const struct rig *r, const struct td_wire_request *q)
@@ -465,17 +471,6 @@ static void take(struct rig *r, struct td_wire_request *q, struct td_work_id sou
     rig_deliver(r);
 }
 
-static void say_slices(struct rig *r, const struct td_work_id *source, uint32_t slices)
-{
-    struct td_xfer_event ev = {.type = TD_XFER_LANDED,
-                               .land = land_of(r, source),
-                               .n_slices = slices,
-                               .n_bytes = (uint64_t)slices * 128,
-                               .transport = "rig"};
-    rig_xfer(r, D, &ev);
-    rig_deliver(r);
-}
-
 static void a_held_prompt_is_given_up_when_its_prefill_node_is_silent(void **state)
 {
     struct rig_params p = {.n_blocks = 64, .max_slots = 8};
@@ -493,6 +488,7 @@ static void a_held_prompt_is_given_up_when_its_prefill_node_is_silent(void **sta
     rig_pass(r, 2 * RIG_SECOND);
     assert_non_null(rig_end(r, D, &q.id));
     assert_int_equal(rig_end(r, D, &q.id)->err, TD_ERR_STALLED);
+    assert_non_null(rig_last(r, D, TD_WIRE_ABORT, &source)); /* by the name that prefill knows */
     rig_fence(r, D);
     rig_deliver(r);
     rig_assert_idle(r, D);
@@ -516,9 +512,34 @@ static void a_held_prompt_waits_for_its_turn_while_its_prefill_node_speaks(void 
         assert_null(rig_end(r, D, &q.id));
     }
     assert_null(rig_end(r, D, &other.id));
-    rig_pass(r, 31 * RIG_SECOND);
+    rig_pass(r, 20 * RIG_SECOND);
+    struct td_wire_request named = other;
+    named.id = before;
+    say_record(r, &named); /* it speaks, whatever it says */
+    rig_pass(r, 20 * RIG_SECOND);
+    assert_null(rig_end(r, D, &q.id));
+    rig_pass(r, 11 * RIG_SECOND);
     assert_non_null(rig_end(r, D, &q.id));
     assert_int_equal(rig_end(r, D, &q.id)->err, TD_ERR_STALLED);
+    (void)rig_destroy(r);
+}
+
+static void a_record_names_no_more_slices_than_the_window_shows(void **state)
+{
+    struct rig_params p = {.n_blocks = 64, .window = 32};
+    struct td_wire_request q = rig_request(1, 100, 10), held = q;
+    (void)state;
+    held.id = (struct td_work_id){.router_epoch = 0x77, .counter = 9};
+    struct rig *r = one(&p);
+    take(r, &q, held.id);
+    uint32_t asked = rig_last(r, D, TD_WIRE_TABLE, &held.id)->table.n_blocks;
+    assert_int_equal(asked, 3);
+    struct td_wire_msg m = record_of(r, &held);
+    m.record.n_slices = (asked + 1) * RIG_LAYERS;
+    rig_peer_msg(r, D, PEER, &m);
+    rig_deliver(r);
+    assert_int_equal(rig_end(r, D, &q.id)->err, TD_ERR_KV_MISMATCH);
+    assert_int_equal(rig_last(r, D, TD_WIRE_TAKEN, &held.id)->taken.err, TD_ERR_KV_MISMATCH);
     (void)rig_destroy(r);
 }
 
@@ -593,9 +614,16 @@ static void a_ticket_of_another_life_or_a_spent_one_is_refused(void **state)
     m = rig_reserve(r, P, D, &late);
     m.reserve.ticket.life_ms = 3000;
     rig_msg(r, D, &m, TD_OK);
+    struct td_wire_request taker = rig_request(4, 110, 10);
+    m = rig_reserve(r, P, D, &taker);
+    m.reserve.ticket.life_ms = 3000;
+    m.reserve.held = (struct td_work_id){.router_epoch = 0x77, .counter = 9};
+    rig_msg(r, D, &m, TD_OK);
     rig_deliver(r);
     rig_pass(r, 4 * RIG_SECOND);
     assert_int_equal(rig_end(r, D, &late.id)->err, TD_ERR_STALE);
+    assert_int_equal(rig_end(r, D, &taker.id)->err,
+                     TD_ERR_LEASE); /* what was held is not any more */
     assert_null(rig_end(r, D, &first.id));
     (void)rig_destroy(r);
 }
@@ -662,7 +690,7 @@ static void a_prompt_longer_than_the_pool_is_refused_at_once(void **state)
     (void)state;
     struct rig *r = one(&p);
     struct td_wire_request q = local(r, 1, 8 * RIG_BLOCK, 5, 0);
-    assert_int_equal(rig_end(r, D, &q.id)->err, TD_ERR_NO_CAPACITY);
+    assert_int_equal(rig_end(r, D, &q.id)->err, TD_ERR_CONTEXT_LENGTH);
     (void)rig_destroy(r);
 }
 
@@ -999,6 +1027,7 @@ int main(void)
         cmocka_unit_test(the_stall_clock_starts_with_the_record_and_restarts_with_each_slice),
         cmocka_unit_test(a_held_prompt_is_given_up_when_its_prefill_node_is_silent),
         cmocka_unit_test(a_held_prompt_waits_for_its_turn_while_its_prefill_node_speaks),
+        cmocka_unit_test(a_record_names_no_more_slices_than_the_window_shows),
         cmocka_unit_test(a_first_token_that_ends_the_request_needs_no_kv),
         cmocka_unit_test(the_first_step_also_carries_the_first_token),
         cmocka_unit_test(local_work_needs_the_role_both),

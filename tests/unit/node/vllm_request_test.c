@@ -17,6 +17,7 @@ static struct nd_vllm_limits limits(enum td_role role)
         .role = role,
         .n_vocab = 100,
         .max_model_len = 64,
+        .pool_tok = 1024,
         .end_ids = end_ids,
         .n_end_ids = 2,
         .defaults = {.temperature = 0.5F, .top_p = 0.25F, .repetition_penalty = 2}};
@@ -154,6 +155,10 @@ static void lengths_are_held_to_the_context(void **state)
     g.sampling.min_tokens = 0;
     assert_int_equal(read_as(TD_ROLE_BOTH, &g, 64, &r), TD_ERR_CONTEXT_LENGTH);
     assert_int_equal(read_as(TD_ROLE_BOTH, &g, 0, &r), TD_ERR_BAD_REQUEST);
+    struct nd_vllm_limits small = limits(TD_ROLE_BOTH);
+    small.pool_tok = 32;
+    assert_int_equal(nd_vllm_request_read(&small, &g, 32, &r, why), TD_ERR_CONTEXT_LENGTH);
+    assert_non_null(strstr(why, "KV pool holds 32 tokens"));
     g.sampling.n = ND_VLLM_MAX_CHOICES + 1;
     refused(&g, "n must");
 }

@@ -49,7 +49,8 @@ static void node_state(struct bench *b, uint64_t epoch, enum td_role role, uint6
     step(b, &(struct rt_event){.type = RT_EV_NODE_MSG, .node_epoch = epoch, .msg = &m}, NULL);
 }
 
-static void node_up(struct bench *b, uint64_t epoch, enum td_role role, uint64_t layout)
+static void node_with(struct bench *b, uint64_t epoch, enum td_role role, uint64_t layout,
+                      uint32_t n_blocks)
 {
     static const uint8_t addr[4] = {1, 2, 3, 4};
     struct td_wire_rank rank = {.address = addr, .address_len = 4};
@@ -63,12 +64,17 @@ static void node_up(struct bench *b, uint64_t epoch, enum td_role role, uint64_t
                                   .layout = {.id = layout, .block_tok = 16},
                                   .numerics_id = 7,
                                   .max_model_len = 1024,
-                                  .n_blocks = 100,
+                                  .n_blocks = n_blocks,
                                   .max_seqs = 8,
                                   .n_ranks = 1,
                                   .ranks = &rank};
     step(b, &(struct rt_event){.type = RT_EV_NODE_UP, .node_info = &i}, NULL);
-    node_state(b, epoch, role, 0, 100);
+    node_state(b, epoch, role, 0, n_blocks);
+}
+
+static void node_up(struct bench *b, uint64_t epoch, enum td_role role, uint64_t layout)
+{
+    node_with(b, epoch, role, layout, 100);
 }
 
 static int setup(void **state)
@@ -307,6 +313,28 @@ static void without_nodes_a_request_is_refused_at_once(void **state)
     node_up(b, D0, TD_ROLE_DECODE, 1);
     assert_int_equal(submit(b, 3, 0), 0);
     assert_int_equal(find(b, RT_DO_END, 0, 0)->err, TD_ERR_NO_NODE);
+}
+
+/* To ask again does not help: clients must not. */
+static void a_prompt_that_no_pool_holds_is_too_long_for_good(void **state)
+{
+    struct bench *b = *state;
+    int32_t ids[1020] = {0};
+    struct rt_submit s = {.user = b,
+                          .prompt = ids,
+                          .n_prompt = 1020,
+                          .sampling = {.max_tokens = 2},
+                          .budget_us = 60000000};
+    uint64_t counter = 0;
+    node_up(b, P0, TD_ROLE_PREFILL, 1);
+    node_with(b, D0, TD_ROLE_DECODE, 1, 63); /* 1008 tokens; P's pool and both contexts hold more */
+    step(b, &(struct rt_event){.type = RT_EV_SUBMIT, .submit = &s}, &counter);
+    const struct rt_action *end = find(b, RT_DO_END, 0, 0);
+    assert_true(counter == 0 && end->err == TD_ERR_CONTEXT_LENGTH);
+    assert_non_null(strstr(end->text, "whole KV pool"));
+    s.n_prompt = 1000;
+    step(b, &(struct rt_event){.type = RT_EV_SUBMIT, .submit = &s}, &counter);
+    assert_true(counter != 0);
 }
 
 static void nodes_of_unequal_layout_never_pair(void **state)
@@ -697,6 +725,7 @@ int main(void)
         T(only_a_node_that_drained_to_its_end_may_leave),
         T(a_node_that_drained_to_its_end_brings_no_warning),
         T(without_nodes_a_request_is_refused_at_once),
+        T(a_prompt_that_no_pool_holds_is_too_long_for_good),
         T(nodes_of_unequal_layout_never_pair),
         T(prefill_lost_before_the_first_token_is_replayed_on_another),
         T(prefill_lost_before_decode_spoke_is_replayed_with_the_first_token),

@@ -105,6 +105,7 @@ static void every_observation_of_the_core_has_a_name(void **state)
     } rows[] = {
         {RT_M_ADMITTED, 1, "outcome=\"dispatched\"} 1"},
         {RT_M_REFUSED, TD_ERR_OVERLOADED, "outcome=\"rejected_capacity\"} 1"},
+        {RT_M_REFUSED, TD_ERR_CONTEXT_LENGTH, "outcome=\"rejected_capacity\"} 2"},
         {RT_M_REFUSED, TD_ERR_NO_NODE, "outcome=\"rejected_no_node\"} 1"},
         {RT_M_REFUSED, TD_ERR_BUDGET, "outcome=\"expired\"} 1"},
         {RT_M_REFUSED, TD_ERR_CANCELLED, "outcome=\"cancelled\"} 1"},

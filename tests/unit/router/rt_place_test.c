@@ -107,7 +107,7 @@ static void refusals_name_their_reason(void **state)
     assert_int_equal(place_one(ns, 10), TD_OK);
     assert_int_equal(place_one(ns, 8192), TD_ERR_CONTEXT_LENGTH);
     d->n_blocks = 4;
-    assert_int_equal(place_one(ns, 100), TD_ERR_NO_CAPACITY);
+    assert_int_equal(place_one(ns, 100), TD_ERR_CONTEXT_LENGTH); /* no pool will ever hold it */
     d->n_blocks = 100;
     p->inflight = 4;
     assert_int_equal(place_one(ns, 10), TD_ERR_OVERLOADED);
@@ -231,7 +231,7 @@ static void a_candidate_carries_the_numbers_it_was_judged_by(void **state)
     assert_int_equal(c->d_run, 3);
     assert_true(c->avoided);
     d->n_blocks = 2; /* numbers also beside a refusal */
-    assert_int_equal(rt_place(&pl, ns, &r, &dec), TD_ERR_NO_CAPACITY);
+    assert_int_equal(rt_place(&pl, ns, &r, &dec), TD_ERR_CONTEXT_LENGTH);
     assert_int_equal(dec.candidates[0].excluded, TD_ERR_NO_CAPACITY);
     assert_int_equal(dec.candidates[0].need_blk, 7);
     free(ns);
