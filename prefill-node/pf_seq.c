@@ -168,6 +168,14 @@ static td_err admit_check(const struct pf_core *c, const struct td_wire_prefill 
     return nd_request_check(&c->r.p, &m->r);
 }
 
+/* Holds whose turn comes late get half of the line, too. */
+static bool line_is_full(const struct pf_core *c, const struct td_wire_prefill *m)
+{
+    size_t holds = td_queue_count(c->holds);
+    return td_queue_count(c->r.queue) + holds >= c->r.p.max_queue ||
+           (m->hold_ms > 0 && holds >= (c->r.p.max_queue + 1) / 2);
+}
+
 void pf_on_prefill(struct pf_core *c, const struct td_wire_prefill *m, td_err decode_err)
 {
     enum nd_grave grave = nd_works_buried(c->r.works, &m->r.id);
@@ -179,7 +187,7 @@ void pf_on_prefill(struct pf_core *c, const struct td_wire_prefill *m, td_err de
     td_err e = grave == ND_GRAVE_CANCELLED ? TD_ERR_CANCELLED : decode_err;
     e = e == TD_OK ? admit_check(c, m) : e;
     struct nd_work *w = NULL;
-    if (e == TD_OK && td_queue_count(c->r.queue) + td_queue_count(c->holds) >= c->r.p.max_queue) {
+    if (e == TD_OK && line_is_full(c, m)) {
         e = TD_ERR_OVERLOADED;
     }
     if (e == TD_OK) {

@@ -37,7 +37,9 @@ static struct rig *one(uint32_t n_blocks)
     return r;
 }
 
-static void say_table(struct rig *r, const struct td_wire_request *q, uint64_t peer, uint8_t nonce)
+/* A table from `peer` whose ticket names `named`. */
+static void say_table_as(struct rig *r, const struct td_wire_request *q, uint64_t peer,
+                         uint64_t named, uint8_t nonce)
 {
     static struct td_block_ref refs[64];
     struct td_wire_msg prefill = rig_prefill(r, P, D, q);
@@ -53,9 +55,15 @@ static void say_table(struct rig *r, const struct td_wire_request *q, uint64_t p
                                       .n_tok = q->n_prompt,
                                       .n_blocks = n,
                                       .blocks = refs}};
+    m.table.ticket.d_epoch = named;
     m.table.ticket.nonce[5] = nonce;
     rig_peer_msg(r, P, peer, &m);
     rig_deliver(r);
+}
+
+static void say_table(struct rig *r, const struct td_wire_request *q, uint64_t peer, uint8_t nonce)
+{
+    say_table_as(r, q, peer, PEER, nonce);
 }
 
 /* Brings a request into a state. */
@@ -312,6 +320,42 @@ static void a_hold_ends_at_its_time_and_says_so_to_who_comes_late(void **state)
     (void)rig_destroy(r);
 }
 
+static void a_table_of_a_node_that_the_ticket_does_not_name_is_refused(void **state)
+{
+    struct td_wire_request q;
+    (void)state;
+    struct rig *r = bring(PARKED, &q);
+    say_table_as(r, &q, OTHER, OTHER, 0); /* it knows the nonce */
+    assert_int_equal(rig_last(r, P, TD_WIRE_ABORT, &q.id)->abort.err, TD_ERR_STALE);
+    assert_string_equal(rig_wait(r, P, &q.id), waits[PARKED]);
+    (void)rig_destroy(r);
+}
+
+/* Neither the ticket's life nor the request's budget ends a hold: both were for its first token. */
+static void a_hold_is_given_past_its_budget_and_then_has_a_lease(void **state)
+{
+    struct td_wire_request q = rig_request(1, 64, 1);
+    (void)state;
+    struct rig *r = one(64);
+    q.budget_ms = 2000;
+    struct td_wire_msg m = rig_prefill(r, P, D, &q);
+    m.prefill.ticket.d_epoch = 0;
+    m.prefill.ticket.life_ms = 3000;
+    m.prefill.hold_ms = HOLD_MS;
+    rig_msg(r, P, &m, TD_OK);
+    rig_deliver(r);
+    while (rig_finish(r, P)) {
+    }
+    rig_pass(r, 5 * RIG_SECOND);
+    say_table(r, &q, PEER, 0);
+    assert_string_equal(rig_wait(r, P, &q.id), waits[GIVEN]);
+    rig_pass(r, 29 * RIG_SECOND);
+    assert_null(rig_end(r, P, &q.id));
+    rig_pass(r, 2 * RIG_SECOND);
+    assert_int_equal(rig_end(r, P, &q.id)->err, TD_ERR_LEASE);
+    (void)rig_destroy(r);
+}
+
 static void hold(struct rig *r, uint64_t counter, uint32_t n_prompt)
 {
     struct td_wire_request q = rig_request(counter, n_prompt, 1);
@@ -355,6 +399,78 @@ static void holds_leave_half_of_the_seats_and_blocks_to_others(void **state)
         assert_true(rig_blocks(r, P, TD_BLK_PARKED) >= held[i] * ((lengths[i] + 15) / 16));
         (void)rig_destroy(r);
     }
+}
+
+static void send(struct rig *r, const struct td_wire_request *q)
+{
+    struct td_wire_msg m = rig_prefill(r, P, D, q);
+    rig_msg(r, P, &m, TD_OK);
+    rig_deliver(r);
+}
+
+/* Both lines are one as long as there is room for both. */
+static void holds_and_others_take_turns_as_they_came(void **state)
+{
+    struct rig_params p = {.n_blocks = 64, .max_slots = 1};
+    struct td_wire_request q[4];
+    (void)state;
+    struct rig *r = rig_create();
+    assert_int_equal(rig_add(r, &pf_role_ops, &p), P);
+    for (uint32_t i = 0; i < 4; i++) {
+        q[i] = rig_request(1 + i, 16, 10);
+        if (i == 2) {
+            hold(r, 1 + i, 16);
+        } else {
+            send(r, &q[i]);
+        }
+        rig_pass(r, 1000);
+    }
+    for (uint32_t i = 0; i < 4; i++) {
+        for (uint32_t k = i; k < 4; k++) {
+            assert_string_equal(rig_wait(r, P, &q[k].id), waits[k == i ? EXEC : QUEUED]);
+        }
+        assert_true(rig_finish(r, P));
+    }
+    (void)rig_destroy(r);
+}
+
+static void one_hold_fits_however_long(void **state)
+{
+    struct rig_params p = {.n_blocks = 16};
+    (void)state;
+    struct rig *r = rig_create();
+    assert_int_equal(rig_add(r, &pf_role_ops, &p), P);
+    hold(r, 1, 160); /* 10 of 16 blocks */
+    hold(r, 2, 16);
+    compute_all(r);
+    assert_int_equal(rig_blocks(r, P, TD_BLK_PARKED), 10);
+    (void)rig_destroy(r);
+}
+
+static void holds_leave_half_of_the_line_to_others(void **state)
+{
+    struct rig_params p = {.n_blocks = 64, .max_slots = 2, .max_seqs = 2, .max_queue = 6};
+    (void)state;
+    struct rig *r = rig_create();
+    assert_int_equal(rig_add(r, &pf_role_ops, &p), P);
+    for (uint32_t n = 1; n <= 8; n++) { /* 2 are held, 3 wait */
+        hold(r, n, 16);
+        compute_all(r);
+    }
+    assert_int_equal(rig_blocks(r, P, TD_BLK_PARKED), 2);
+    for (uint64_t n = 1; n <= 8; n++) {
+        struct td_work_id id = rig_request(n, 16, 1).id;
+        assert_int_equal(rig_end(r, P, &id) != NULL, n > 5);
+        assert_true(n <= 5 || rig_end(r, P, &id)->err == TD_ERR_OVERLOADED);
+    }
+    for (uint64_t n = 20; n < 27; n++) { /* 2 run, 3 wait */
+        struct td_wire_request q = rig_request(n, 64, 10);
+        struct td_wire_msg m = rig_prefill(r, P, D, &q);
+        rig_msg(r, P, &m, TD_OK);
+        rig_deliver(r);
+        assert_int_equal(rig_end(r, P, &q.id) != NULL, n >= 25);
+    }
+    (void)rig_destroy(r);
 }
 
 static void a_hold_that_names_a_decode_node_is_refused(void **state)
@@ -682,7 +798,12 @@ int main(void)
         cmocka_unit_test(a_foreign_or_second_table_is_refused),
         cmocka_unit_test(a_held_prompt_goes_to_any_peer_that_knows_the_nonce_once),
         cmocka_unit_test(a_hold_ends_at_its_time_and_says_so_to_who_comes_late),
+        cmocka_unit_test(a_table_of_a_node_that_the_ticket_does_not_name_is_refused),
+        cmocka_unit_test(a_hold_is_given_past_its_budget_and_then_has_a_lease),
         cmocka_unit_test(holds_leave_half_of_the_seats_and_blocks_to_others),
+        cmocka_unit_test(holds_and_others_take_turns_as_they_came),
+        cmocka_unit_test(one_hold_fits_however_long),
+        cmocka_unit_test(holds_leave_half_of_the_line_to_others),
         cmocka_unit_test(a_hold_that_names_a_decode_node_is_refused),
         cmocka_unit_test(a_table_for_an_unknown_work_of_this_process_does_not_wait),
         cmocka_unit_test(a_table_that_does_not_fit_the_prompt_is_refused),
