@@ -75,8 +75,11 @@ enum ctl_exit ctl_peer_open(const char *option, const char *given, const struct 
             given);
         return CTL_USAGE;
     }
-    const struct td_tls_client_params p = {
-        .ca = tls->ca, .cert = tls->cert, .key = tls->key, .server_name = tls->server_name};
+    const struct td_tls_client_params p = {.ca = tls->ca,
+                                           .cert = tls->cert,
+                                           .key = tls->key,
+                                           .server_name = tls->server_name,
+                                           .name_option = "--tls-server-name"};
     if (by_tls && td_tls_client_create(&p, &out->tls, why, sizeof why) != TD_OK) {
         SAY(quiet, "%s", why);
         return CTL_USAGE;

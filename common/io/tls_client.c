@@ -114,6 +114,9 @@ td_err td_tls_client_create(const struct td_tls_client_params *p, struct td_tls_
     }
     ERR_clear_error();
     c->ctx = SSL_CTX_new(TLS_client_method());
+    if (c->ctx != NULL) {
+        (void)SSL_CTX_set_app_data(c->ctx, (char *)(uintptr_t)p->name_option);
+    }
     (void)snprintf(c->server_name, sizeof c->server_name, "%s", name);
     td_err err = load(p, c->ctx, &t);
     if (err != TD_OK) {
@@ -164,9 +167,10 @@ void td_tls_client_why(const struct ssl_st *session, unsigned long code, char *e
     const char *reason = code != 0 ? ERR_reason_error_string(code) : NULL;
     int what = code != 0 ? ERR_GET_REASON(code) : 0;
     if (result == X509_V_ERR_HOSTNAME_MISMATCH || result == X509_V_ERR_IP_ADDRESS_MISMATCH) {
-        (void)snprintf(err_text, err_cap,
-                       "the server's certificate is for another name; --tls-server-name tells "
-                       "which to expect");
+        const char *option = SSL_CTX_get_app_data(SSL_get_SSL_CTX(session));
+        (void)snprintf(err_text, err_cap, "the server's certificate is for another name%s%s%s",
+                       option != NULL ? "; " : " than its address", option != NULL ? option : "",
+                       option != NULL ? " tells which to expect" : "");
     } else if (result != X509_V_OK) {
         (void)snprintf(err_text, err_cap, "the server's certificate is not trusted: %s",
                        X509_verify_cert_error_string(result));

@@ -24,6 +24,7 @@ struct td_tls_client_params {
     const char *ca;          /* PEM file of whom to trust; default: the system's */
     const char *cert, *key;  /* PEM files shown to servers that ask; both or none */
     const char *server_name; /* in the server's certificate; default: the host that is dialled */
+    const char *name_option; /* that chooses server_name, for what is said; NULL: none; static */
 };
 
 td_err td_tls_client_create(const struct td_tls_client_params *p, struct td_tls_client **out_tls,

@@ -215,6 +215,7 @@ static void a_certificate_must_be_trusted_and_be_the_servers(void **state)
     assert_non_null(strstr(why, "not trusted"));
     assert_int_equal(open_as(&(struct td_tls_client_params){0}, TD_ALPN_H2), TD_ERR_PEER_AUTH);
     assert_int_equal(open_as(&(struct td_tls_client_params){.ca = cert_path("ca"),
+                                                            .name_option = "--tls-server-name",
                                                             .server_name = "other.example"},
                              TD_ALPN_H2),
                      TD_ERR_PEER_AUTH);

@@ -94,6 +94,27 @@ static void only_names_are_sent_to_the_server(void **state)
     td_tls_client_destroy(c);
 }
 
+/* Another program's option would be no remedy. */
+static void a_wrong_name_is_told_with_the_programs_own_option(void **state)
+{
+    (void)state;
+    static const char *const options[] = {NULL, "--their-name"};
+    for (size_t i = 0; i < TD_COUNT(options); i++) {
+        struct td_tls_client *c = NULL;
+        const struct td_tls_client_params p = {.name_option = options[i]};
+        assert_int_equal(td_tls_client_create(&p, &c, why, sizeof why), TD_OK);
+        SSL *ssl = td_tls_client_session(c, "node.example", TD_ALPN_H2);
+        assert_non_null(ssl);
+        SSL_set_verify_result(ssl, X509_V_ERR_HOSTNAME_MISMATCH);
+        td_tls_client_why(ssl, 0, why, sizeof why);
+        assert_non_null(strstr(why, "another name"));
+        assert_true((strstr(why, "--") != NULL) == (options[i] != NULL));
+        assert_true(options[i] == NULL || strstr(why, options[i]) != NULL);
+        SSL_free(ssl);
+        td_tls_client_destroy(c);
+    }
+}
+
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
 int main(void)
@@ -102,6 +123,7 @@ int main(void)
         T(files_that_cannot_be_used_are_refused_by_name),
         T(a_name_has_a_longest_length),
         T(only_names_are_sent_to_the_server),
+        T(a_wrong_name_is_told_with_the_programs_own_option),
     };
     return cmocka_run_group_tests_name("tls_client", tests, NULL, NULL);
 }
