@@ -1,7 +1,6 @@
 #define TD_LOG_ROOM "io"
 #include "common/io/api_keys.h"
 
-#include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,20 +20,13 @@ struct td_api_keys {
     struct td_api_key keys[];
 };
 
-static int hex_digit(char c)
-{
-    static const char digits[] = "0123456789abcdef";
-    const char *at = c != 0 ? strchr(digits, tolower((unsigned char)c)) : NULL;
-    return at != NULL ? (int)(at - digits) : -1;
-}
-
 static bool parse_hex(const char *hex, uint8_t out[32])
 {
     if (strlen(hex) != 64) {
         return false;
     }
     for (size_t i = 0; i < 32; i++) {
-        int hi = hex_digit(hex[2 * i]), lo = hex_digit(hex[2 * i + 1]);
+        int hi = td_http_hex_digit(hex[2 * i]), lo = td_http_hex_digit(hex[2 * i + 1]);
         if (hi < 0 || lo < 0) {
             return false;
         }

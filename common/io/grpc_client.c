@@ -50,22 +50,16 @@ static td_err fail(struct session *s, td_err err, const char *text)
 
 /* ---- what the head and the trailers say ---- */
 
-static int hex_digit(uint8_t c)
-{
-    static const char digits[] = "0123456789abcdef";
-    const char *at = c != 0 ? strchr(digits, c >= 'A' && c <= 'F' ? c + ('a' - 'A') : c) : NULL;
-    return at != NULL ? (int)(at - digits) : -1;
-}
-
 /* Percent-decoded; what is no printable ASCII becomes '?': it goes to a terminal. */
 static void copy_text(char *out, size_t cap, nghttp2_vec value)
 {
     size_t n = 0;
     for (size_t i = 0; i < value.len && n + 1 < cap; i++) {
         const uint8_t *at = value.base + i;
-        bool coded =
-            *at == '%' && i + 2 < value.len && hex_digit(at[1]) >= 0 && hex_digit(at[2]) >= 0;
-        int c = coded ? hex_digit(at[1]) * 16 + hex_digit(at[2]) : *at;
+        int high = *at == '%' && i + 2 < value.len ? td_http_hex_digit((char)at[1]) : -1;
+        int low = high >= 0 ? td_http_hex_digit((char)at[2]) : -1;
+        bool coded = low >= 0;
+        int c = coded ? high * 16 + low : *at;
         out[n++] = c >= ' ' && c <= '~' ? (char)c : '?';
         i += coded ? 2 : 0;
     }

@@ -284,7 +284,7 @@ static bool take_body(struct td_http_parser *p, const uint8_t *data, size_t n)
     return true;
 }
 
-static int hex_digit(uint8_t c)
+int td_http_hex_digit(char c)
 {
     if (c >= '0' && c <= '9') {
         return c - '0';
@@ -304,7 +304,7 @@ static bool chunk_size(struct td_http_parser *p)
         return broken(p, TD_ERR_BAD_REQUEST, "malformed chunk size");
     }
     for (size_t i = 0; i < p->chunk_line_len; i++) {
-        int d = hex_digit((uint8_t)p->chunk_line[i]);
+        int d = td_http_hex_digit(p->chunk_line[i]);
         if (d < 0) {
             return broken(p, TD_ERR_BAD_REQUEST, "malformed chunk size");
         }

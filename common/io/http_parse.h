@@ -79,5 +79,7 @@ void td_http_parser_next(struct td_http_parser *p);
 bool td_http_parser_wants_continue(const struct td_http_parser *p);
 /* Value of a header by its lower-case name, or NULL. */
 const char *td_http_header_get(const struct td_http_request *r, const char *name);
+/* 0 to 15; -1: no hexadecimal digit. */
+int td_http_hex_digit(char c);
 
 #endif

@@ -7,6 +7,7 @@
 
 #include "common/base/log.h"
 #include "common/base/mem.h"
+#include "common/io/http_parse.h"
 #include "common/io/otlp.h"
 
 /* "" when unset. */
@@ -38,10 +39,14 @@ static const char *exporter_env(const char *what, char out_name[64])
     return v;
 }
 
-static void find_url(const char *endpoint, struct td_otlp_setting *out)
+static td_err find_url(const char *endpoint, struct td_otlp_setting *out)
 {
     const char *whole = env("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT");
     const char *base = endpoint[0] != 0 ? endpoint : env("OTEL_EXPORTER_OTLP_ENDPOINT");
+    if (strlen(whole) >= sizeof out->url || strlen(base) + sizeof TD_OTLP_PATH > sizeof out->url) {
+        TD_LOG(ERROR, "trace endpoint is too long", "max=%zu", sizeof out->url - 1);
+        return TD_ERR_CONFIG;
+    }
     if (endpoint[0] == 0 && whole[0] != 0) {
         (void)snprintf(out->url, sizeof out->url, "%s", whole);
     } else if (base[0] != 0) {
@@ -50,6 +55,7 @@ static void find_url(const char *endpoint, struct td_otlp_setting *out)
     if (endpoint[0] == 0 && strcmp(env("OTEL_SDK_DISABLED"), "true") == 0) {
         out->url[0] = 0;
     }
+    return TD_OK;
 }
 
 static td_err find_sampler(struct td_otlp_setting *out)
@@ -118,20 +124,14 @@ static bool is_token(char c)
            (c != 0 && strchr("!#$%&'*+-.^_`|~", c) != NULL);
 }
 
-static int hex(char c)
-{
-    const char *const digits = "0123456789abcdef";
-    const char *at = c != 0 ? strchr(digits, c | 0x20) : NULL;
-    return at != NULL ? (int)(at - digits) : -1;
-}
-
 /* Appends [from, to) with its percent codes undone, and a 0. False: no room, or nothing that a header may hold. */
 static bool put_decoded(struct td_otlp_headers *h, uint32_t *used, const char *from, const char *to)
 {
     while (from < to) {
         char c = *from++;
-        if (c == '%' && to - from >= 2 && hex(from[0]) >= 0 && hex(from[1]) >= 0) {
-            c = (char)(hex(from[0]) * 16 + hex(from[1]));
+        if (c == '%' && to - from >= 2 && td_http_hex_digit(from[0]) >= 0 &&
+            td_http_hex_digit(from[1]) >= 0) {
+            c = (char)(td_http_hex_digit(from[0]) * 16 + td_http_hex_digit(from[1]));
             from += 2;
         }
         if (c < ' ' || c > '~' || *used + 2 > sizeof h->text) {
@@ -213,7 +213,7 @@ td_err td_otlp_setting(const char *endpoint, double ratio, const char *service,
     struct td_otlp_setting s = {.ratio = ratio};
     const char *name = env("OTEL_SERVICE_NAME");
     (void)snprintf(s.service, sizeof s.service, "%.127s", name[0] != 0 ? name : service);
-    find_url(endpoint, &s);
+    TD_TRY(find_url(endpoint, &s));
     TD_TRY(s.url[0] != 0 ? find_way(endpoint, &s) : TD_OK);
     if (s.url[0] != 0 && ratio < 0) {
         TD_TRY(find_sampler(&s));

@@ -227,6 +227,17 @@ static void failing_allocations_break_only_the_request(void **state)
     }
 }
 
+static void a_hexadecimal_digit_is_one_of_22_characters(void **state)
+{
+    (void)state;
+    static const char digits[] = "0123456789abcdefABCDEF";
+    for (int c = -128; c < 128; c++) {
+        const char *at = c != 0 ? strchr(digits, c) : NULL;
+        int want = at == NULL ? -1 : (int)(at - digits) - (at - digits > 15 ? 6 : 0);
+        assert_int_equal(td_http_hex_digit((char)c), want);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -237,6 +248,7 @@ int main(void)
         cmocka_unit_test(chunk_framing_is_bounded),
         cmocka_unit_test(keep_alive_follows_version_and_header),
         cmocka_unit_test(failing_allocations_break_only_the_request),
+        cmocka_unit_test(a_hexadecimal_digit_is_one_of_22_characters),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -295,6 +295,14 @@ static void flags_go_before_the_environment(void **state)
     assert_int_equal(td_otlp_setting("http://e:1", 0.5, "svc", &s), TD_OK);
     assert_string_equal(s.url, "http://e:1/v1/traces");
     assert_true(s.ratio == 0.5);
+    char longest[2048] = "http://c/"; /* cut, it would be another endpoint */
+    memset(longest + strlen(longest), 'x', sizeof longest - strlen(longest) - 1);
+    longest[sizeof longest - 1] = 0;
+    (void)setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", longest, 1);
+    assert_int_equal(td_otlp_setting("", -1, "svc", &s), TD_OK);
+    assert_string_equal(s.url, longest);
+    td_log_set_fd(-1);
+    assert_int_equal(td_otlp_setting(longest, -1, "svc", &s), TD_ERR_CONFIG);
     (void)setenv("OTEL_SDK_DISABLED", "true", 1);
     assert_int_equal(td_otlp_setting("", -1, "svc", &s), TD_OK);
     assert_string_equal(s.url, "");
