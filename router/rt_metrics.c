@@ -274,17 +274,12 @@ static void scrape_spans(struct rt_metrics *m)
 static void scrape_tls(struct rt_metrics *m)
 {
     const struct td_tls *const all[] = {m->shell->tls, m->shell->admin_tls};
-    double expires = 0, loads = 0;
-    for (size_t i = 0; i < TD_COUNT(all); i++) {
-        if (all[i] != NULL) {
-            double at = (double)td_tls_expires(all[i]);
-            expires = expires == 0 || at < expires ? at : expires;
-            loads += (double)td_tls_loads(all[i]);
-        }
-    }
+    int64_t expires = 0;
+    uint64_t loads = 0;
+    td_tls_figures(all, TD_COUNT(all), &expires, &loads);
     if (loads > 0) {
-        set(m, F_TLS_EXPIRES, expires);
-        set(m, F_TLS_LOADS, loads);
+        set(m, F_TLS_EXPIRES, (double)expires);
+        set(m, F_TLS_LOADS, (double)loads);
     }
 }
 

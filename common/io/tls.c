@@ -286,3 +286,17 @@ uint64_t td_tls_loads(const struct td_tls *t)
 {
     return t->loads;
 }
+
+void td_tls_figures(const struct td_tls *const *all, size_t n, int64_t *out_expires,
+                    uint64_t *out_loads)
+{
+    *out_expires = 0;
+    *out_loads = 0;
+    for (size_t i = 0; i < n; i++) {
+        if (all[i] != NULL) {
+            bool first = *out_loads == 0 || all[i]->expires < *out_expires;
+            *out_expires = first ? all[i]->expires : *out_expires;
+            *out_loads += all[i]->loads;
+        }
+    }
+}

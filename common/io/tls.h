@@ -9,6 +9,7 @@
 #define TD_IO_TLS_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "common/base/err.h"
@@ -21,10 +22,10 @@ struct td_tls_params {
     struct td_loop *loop;
     const char *cert, *key; /* PEM files; cert: leaf first, then intermediates */
     const char *client_ca;  /* PEM file; NULL or "": clients show nothing */
-    bool
-        client_may_hide; /* with client_ca: who shows nothing is let in, unverified (td_acceptor_verified) */
-    const char
-        *prefix;     /* of the options that name the files, for the log; NULL: "--tls-"; static */
+    /* With client_ca: who shows nothing is let in, unverified (td_acceptor_verified). */
+    bool client_may_hide;
+    /* Of the options that name the files, for the log; static. NULL: "--tls-". */
+    const char *prefix;
     int64_t poll_us; /* between looks at the files */
 };
 
@@ -62,5 +63,8 @@ int td_tls_no_password(char *buf, int size, int writing, void *arg);
 /* When the certificate in use ends, in seconds since 1970; how often one was loaded. */
 int64_t td_tls_expires(const struct td_tls *t);
 uint64_t td_tls_loads(const struct td_tls *t);
+/* Of several, NULL for ports in cleartext: the end of the one that ends first, and all loads; 0 and 0 without any. */
+void td_tls_figures(const struct td_tls *const *all, size_t n, int64_t *out_expires,
+                    uint64_t *out_loads);
 
 #endif

@@ -35,8 +35,9 @@ struct td_node {
     struct td_wire_rank rank;
     char admin_url[128];
     struct td_link_fit_at_node fit;
-    struct td_xfer *xfer;     /* NULL without a data plane */
-    struct td_tls *admin_tls; /* NULL: cleartext */
+    struct td_xfer *xfer;             /* NULL without a data plane */
+    struct td_tls *admin_tls;         /* NULL: cleartext */
+    const struct td_tls *service_tls; /* borrowed of the service beside the node; NULL: none */
     struct td_http_server *admin;
     struct td_grpc_admin *grpc; /* on the admin port */
     struct td_timer *core_timer, *state_timer;

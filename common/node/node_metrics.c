@@ -107,6 +107,16 @@ static void scrape_spans(struct nd_metrics *m)
     td_metric_set(labelled(m, F_SPANS, "failed"), (double)s.failed);
 }
 
+static void scrape_tls(struct nd_metrics *m)
+{
+    const struct td_tls *const all[] = {m->node->admin_tls, m->node->service_tls};
+    int64_t expires = 0;
+    uint64_t loads = 0;
+    td_tls_figures(all, TD_COUNT(all), &expires, &loads);
+    set(m, F_TLS_EXPIRES, (double)expires);
+    set(m, F_TLS_LOADS, (double)loads);
+}
+
 static void scrape_transports(struct nd_metrics *m)
 {
     for (int i = 0; i < MAX_TRANSPORTS && m->transports[i].name != NULL; i++) {
@@ -148,6 +158,7 @@ static void on_scrape(void *arg)
     scrape_xfer(m);
     scrape_transports(m);
     scrape_spans(m);
+    scrape_tls(m);
     set(m, F_QUEUED_TOKENS, (double)s.queued_prompt_tok);
     set(m, F_INFLIGHT, m->node->p.role->work_count(m->node->core));
     set(m, F_UPTIME, (double)(td_now_us() - m->node->started_us) * 1e-6);

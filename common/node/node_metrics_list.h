@@ -48,6 +48,8 @@ enum nd_family {
     F_EXPIRED,
     F_STALLS,
     F_GRPC_REQUESTS,
+    F_TLS_EXPIRES,
+    F_TLS_LOADS,
     F_SPANS,
     V_RUNNING, /* from here on the names of vLLM, with the label engine */
     V_WAITING,

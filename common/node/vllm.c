@@ -307,6 +307,7 @@ static td_err make_guard(struct nd_vllm *v)
                                     .prefix = "--engine-grpc-tls-",
                                     .poll_us = TD_TLS_POLL_US};
     TD_TRY(td_tls_create_named(&t, &v->tls));
+    v->node->service_tls = v->tls;
     return td_api_keys_load(p->key_file, &v->keys);
 }
 
@@ -399,6 +400,7 @@ struct nd_vllm *nd_vllm_destroy(struct nd_vllm *v)
         nd__vllm_calls_destroy(v);
         td_grpc_health_destroy(v->health);
         td_grpc_reflect_destroy(v->reflect);
+        v->node->service_tls = NULL;
         td_tls_destroy(v->tls);
         td_api_keys_destroy(v->keys);
         td_text_tokenizer_destroy(v->tokenizer);

@@ -84,8 +84,9 @@ OPERATIONS = {
          [(f"sum by (instance) (rate(process_cpu_seconds_total{{{SELECT}}}[{RATE}]))", "{{instance}}")]),
         ("Memory", "bytes", "Resident memory of each process.",
          [(f"max by (instance) (process_resident_memory_bytes{{{SELECT}}})", "{{instance}}")]),
-        ("Certificate", "s", "Until the one that the router shows ends; empty without TLS.",
-         [(f"min by (instance) (tandem_router_tls_certificate_expires_seconds{{{SELECT}}} > 0) - time()", "{{instance}}")]),
+        ("Certificate", "s", "Until the one that a router or a node shows ends; empty without TLS.",
+         [(f"min by (instance) (tandem_router_tls_certificate_expires_seconds{{{SELECT}}} > 0 or "
+           f"tandem_node_tls_certificate_expires_seconds{{{SELECT}}} > 0) - time()", "{{instance}}")]),
         ("Cancelled", "reqps", "Clients that left, by the phase their request was in.",
          [(rate("tandem_node_cancellations_total", "phase", ROLE), "{{phase}}")]),
         ("gRPC calls on nodes", "reqps", "By method and status: probes of the admin ports and, with --engine-grpc, what outside "
@@ -286,7 +287,8 @@ ALERTS = {
                                 "{{ $value }} blocks of {{ $labels.node }} do not come back"),
     "TandemReplays": (f"sum by ({KEEP}, reason) (rate(tandem_router_retries_total[5m]))", "> 0.1", "10m", "warning",
                       "Requests are replayed: {{ $labels.reason }}"),
-    "TandemCertificateExpires": (f"min by ({KEEP}, instance) (tandem_router_tls_certificate_expires_seconds > 0) - time()",
+    "TandemCertificateExpires": (f"min by ({KEEP}, instance) (tandem_router_tls_certificate_expires_seconds > 0 "
+                                 "or tandem_node_tls_certificate_expires_seconds > 0) - time()",
                                  f"< {7 * 86400}", "1h", "warning",
                                  "The certificate of {{ $labels.instance }} ends in {{ $value | humanizeDuration }}"),
     "TandemLoopStalls": ("max by (namespace, model_name, instance) (increase(tandem_node_loop_stalls_total[10m]) "

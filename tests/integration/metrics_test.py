@@ -207,12 +207,14 @@ SLOW_TO_FALL = {"tandem_router_average_kv_usage_ratio", "tandem_router_saturatio
 
 def test_a_certificate_tells_when_it_ends():
     pem, key = certificate(days=30)
-    with cluster(time_scale=1, router=["--tls-cert", pem, "--tls-key", key]) as cl:
-        s = Scrape(cl, cl.router)
-        assert all(s.moved(n) for n in expected("router", "tls")) and expected("router", "tls")
-        left = s.value("tandem_router_tls_certificate_expires_seconds") - time.time()
-        assert 29 * 86400 < left <= 30 * 86400, left
-        assert s.value("tandem_router_tls_loads_total") == 1
+    engine = ["--engine-grpc", "--engine-grpc-port", "0", "--engine-grpc-tls-cert", pem, "--engine-grpc-tls-key", key]
+    with cluster(time_scale=1, router=["--tls-cert", pem, "--tls-key", key], node=engine) as cl:
+        for s in scrapes(cl):
+            kind = "router" if s.role == "router" else "node"
+            assert all(s.moved(n) for n in expected(s.role, "tls")) and expected(s.role, "tls")
+            left = s.value(f"tandem_{kind}_tls_certificate_expires_seconds") - time.time()
+            assert 29 * 86400 < left <= 30 * 86400, left
+            assert s.value(f"tandem_{kind}_tls_loads_total") == 1
 
 
 def test_calls_of_grpc_are_counted_by_method_and_status():

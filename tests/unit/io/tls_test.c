@@ -217,6 +217,30 @@ static void mutual_tls_lets_in_whom_the_ca_signed(void **state)
     cert_drop(&stranger);
 }
 
+static void figures_are_those_of_the_certificate_that_ends_first(void **state)
+{
+    (void)state;
+    int64_t expires = 1;
+    uint64_t loads = 1;
+    struct identity id = cert_make("one", NULL, -10, 3600),
+                    long_lived = cert_make("two", NULL, -10, 7200);
+    const struct td_tls *none[] = {NULL, NULL};
+    td_tls_figures(none, 2, &expires, &loads);
+    assert_true(expires == 0 && loads == 0);
+    write_identity(&long_lived);
+    assert_int_equal(create(NULL), TD_OK);
+    struct td_tls *later = tls;
+    write_identity(&id);
+    assert_int_equal(create(NULL), TD_OK);
+    const struct td_tls *all[] = {later, NULL, tls};
+    td_tls_figures(all, 3, &expires, &loads);
+    assert_true(expires == td_tls_expires(tls) && expires < td_tls_expires(later));
+    assert_int_equal(loads, 2);
+    td_tls_destroy(later);
+    cert_drop(&id);
+    cert_drop(&long_lived);
+}
+
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
 int main(void)
@@ -227,6 +251,7 @@ int main(void)
         T(files_that_cannot_serve_are_refused),
         T(a_renewed_pair_is_noticed_and_a_broken_one_is_not_used),
         T(mutual_tls_lets_in_whom_the_ca_signed),
+        T(figures_are_those_of_the_certificate_that_ends_first),
     };
     return cmocka_run_group_tests_name("tls", tests, NULL, NULL);
 }
