@@ -53,8 +53,8 @@ struct rt_submit {
     const char *tracestate;                        /* copied; NULL or "": none */
     uint8_t cache_salt[32];
     uint64_t only_p, only_d; /* run on this pair and no other, and once: a probe; 0: any */
-    bool
-        park; /* decode hears of it after the first token: all KV waits on prefill, then moves at once */
+    /* Decode hears of it after the first token: all KV waits on prefill, then moves at once. */
+    bool park;
     uint8_t nonce[16]; /* random; tickets of this request derive from it */
     void *user;        /* comes back in TOKEN and END */
 };

@@ -36,11 +36,10 @@ struct td_grpc_client_call {
     const char *key;     /* API key; NULL: none */
     const void *message;
     size_t len;
-    int64_t timeout_us;   /* TD_NEVER: until the server ends the call */
-    int64_t keepalive_us; /* asks a silent server whether it lives (PING); 0: never */
-    uint32_t
-        max_messages;  /* then the stream is cancelled, and the status is OK; 0: until the status */
-    size_t max_answer; /* 0: TD_GRPC_CLIENT_MAX */
+    int64_t timeout_us;    /* TD_NEVER: until the server ends the call */
+    int64_t keepalive_us;  /* asks a silent server whether it lives (PING); 0: never */
+    uint32_t max_messages; /* then the stream is cancelled and the status OK; 0: until the status */
+    size_t max_answer;     /* 0: TD_GRPC_CLIENT_MAX */
     const struct td_tls_client *tls;       /* NULL: cleartext */
     const struct td_http_header *metadata; /* names in lower case */
     uint32_t n_metadata;

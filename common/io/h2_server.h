@@ -47,8 +47,8 @@ struct td_h2_ops {
 
 struct td_h2_server_params {
     struct td_loop *loop;
-    const char *
-        host; /* numeric address or "localhost"; NULL: no door of its own, connections are adopted */
+    /* Numeric address or "localhost"; NULL: no door of its own, connections are adopted. */
+    const char *host;
     uint16_t port;      /* 0: a free one */
     const char *option; /* that chose host and port, for the log; NULL: none */
     struct td_tls *tls; /* borrowed; NULL: cleartext */

@@ -42,8 +42,8 @@ struct td_http_server_params {
     uint16_t port;      /* 0: a free one */
     const char *option; /* that chose host and port, for the log; NULL: none */
     struct td_tls *tls; /* borrowed; NULL: cleartext */
-    const char *
-        alpn; /* with tls: TD_ALPN_HTTP, or TD_ALPN_BOTH where HTTP/2 is handed on (td_http_server_set_h2) */
+    /* With tls: TD_ALPN_HTTP, or TD_ALPN_BOTH where HTTP/2 is handed on (td_http_server_set_h2). */
+    const char *alpn;
     struct td_http_limits limits;
     uint32_t max_connections, max_per_address;
     int64_t head_deadline_us, body_deadline_us, idle_us, write_stall_us;
@@ -75,7 +75,7 @@ void td_http_server_stats(const struct td_http_server *s, struct td_http_server_
 const struct td_http_request *td_http_exchange_request(const struct td_http_exchange *x);
 /* "127.0.0.1:5123"; valid with the exchange. */
 const char *td_http_exchange_peer(const struct td_http_exchange *x);
-/* It has shown a certificate that the CA of --...-client-ca signed. */
+/* The client has shown a certificate that the CA of clients signed. */
 bool td_http_exchange_verified(const struct td_http_exchange *x);
 /* Called once when the client is lost before the answer is complete; x is dead afterwards. */
 void td_http_exchange_on_gone(struct td_http_exchange *x, void (*fn)(void *arg), void *arg);

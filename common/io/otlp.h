@@ -38,9 +38,9 @@ struct td_otlp_headers {
 };
 
 struct td_otlp_params {
-    const char *url; /* http://host:port/v1/traces, or https:// */
-    const char *ca, *cert,
-        *key; /* of https: PEM files; NULL or "": the system's CAs, no certificate */
+    const char *url;                       /* http://host:port/v1/traces, or https:// */
+    const char *ca;                        /* of https: a PEM file; NULL or "": the system's CAs */
+    const char *cert, *key;                /* PEM files; NULL or "": no certificate to show */
     const struct td_otlp_headers *headers; /* copied; NULL: none */
     const char *service;                   /* service.name */
     const char *instance;                  /* service.instance.id */
@@ -91,10 +91,10 @@ void td_otlp_stats(const struct td_otlp *o, struct td_otlp_stats *out);
 struct td_otlp_setting {
     char url[2048]; /* "": no traces */
     char service[128];
-    double ratio;      /* of traces that begin here; a caller's decision is kept */
-    bool ratio_always; /* the ratio decides for traces that began elsewhere too */
-    char ca[1024], cert[1024],
-        key[1024]; /* OTEL_EXPORTER_OTLP_CERTIFICATE, _CLIENT_CERTIFICATE, _CLIENT_KEY */
+    double ratio;                   /* of traces that begin here; a caller's decision is kept */
+    bool ratio_always;              /* the ratio decides for traces that began elsewhere too */
+    char ca[1024];                  /* OTEL_EXPORTER_OTLP_CERTIFICATE */
+    char cert[1024], key[1024];     /* OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE, _CLIENT_KEY */
     struct td_otlp_headers headers; /* OTEL_EXPORTER_OTLP_HEADERS */
 };
 /* An `endpoint` of "" and a `ratio` < 0 are not given: then OTEL_EXPORTER_OTLP_TRACES_ENDPOINT (a whole URL) or
