@@ -181,6 +181,36 @@ static struct td_wire_msg end_of(const struct nd_local *l, uint64_t ref)
     return m;
 }
 
+/* A role may say a token again, and may speak of a work after its end. */
+static void what_the_role_says_twice_or_late_is_said_once(void **state)
+{
+    (void)state;
+    struct nd_local *l = make(TD_ROLE_BOTH);
+    static struct heard h;
+    h = (struct heard){0};
+    struct td_wire_request q = rig_request(1, 10, 3);
+    struct nd_local_request ask = whole(&q);
+    struct td_wire_msg m, cancel;
+    uint64_t ref;
+    assert_int_equal(nd_local_submit(l, &ask, NULL, &ops, &h, &ref, &m), TD_OK);
+    struct td_wire_token t = {.id = m.reserve.r.id, .token = 5};
+    struct td_wire_msg tokens = {.type = TD_WIRE_TOKENS, .tokens = {.tokens = &t, .n = 1}};
+    struct td_wire_msg end = {.type = TD_WIRE_END, .end = {.id = t.id, .text = ""}};
+    nd_local_take(l, &tokens);
+    nd_local_take(l, &tokens);
+    nd_local_take(l, &end);
+    assert_false(nd_local_cancel(l, ref, &cancel)); /* over, though nobody has heard it yet */
+    t.index = 1;
+    nd_local_take(l, &tokens);
+    nd_local_take(l, &end);
+    hear(l);
+    assert_int_equal(h.n_tokens, 1);
+    assert_int_equal(h.n_ends, 1);
+    assert_int_equal(nd_local_check(l), TD_OK);
+    assert_int_equal(nd_local_count(l), 0);
+    (void)nd_local_destroy(l);
+}
+
 static void nothing_is_said_of_a_detached_work(void **state)
 {
     (void)state;
@@ -593,6 +623,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(whole_requests_are_answered_by_the_role),
         cmocka_unit_test(a_cancel_ends_a_work_once_and_a_late_one_is_nothing),
+        cmocka_unit_test(what_the_role_says_twice_or_late_is_said_once),
         cmocka_unit_test(nothing_is_said_of_a_detached_work),
         cmocka_unit_test(works_are_bounded_and_their_numbers_never_come_twice),
         cmocka_unit_test(a_mode_that_the_role_does_not_serve_is_refused),

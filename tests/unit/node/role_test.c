@@ -101,6 +101,43 @@ static void records_are_walked_by_router(void **state)
     role_down(&r, &a);
 }
 
+/* Steps end in the order in which they began; a row that the engine mixes up has failed. */
+static void a_flight_tells_its_rows_and_outlives_the_next_ones_start(void **state)
+{
+    struct td_engine_info e;
+    struct nd_actions a;
+    struct nd_role r;
+    (void)state;
+    role_up(&r, &a, &e);
+    struct td_row rows[2] = {{.n = 7}, {.n = 1}};
+    for (uint32_t i = 0; i < TD_ENGINE_MAX_INFLIGHT; i++) {
+        struct nd_flight *f = nd_role_flight(&r);
+        nd_flight_add(f, (struct td_seq_ref){10 + i, 1}, 7, 7);
+        nd_flight_add(f, (struct td_seq_ref){20 + i, 5}, 0, 1);
+        assert_int_equal(f->prompt_tok, 7); /* decode rows have none */
+        nd_role_launch(&r, f, rows);
+    }
+    for (uint32_t i = 0; i < TD_ENGINE_MAX_INFLIGHT; i++) {
+        struct td_row_result res[2] = {{.seq = {10 + i, 1}}, {.seq = {20 + i, 6}}};
+        struct td_step_result late = {.ticket = 2 + i, .rows = res, .n_rows = 2};
+        assert_null(nd_role_landed(&r, &late));
+        struct td_step_result done = {.ticket = 1 + i, .rows = res, .n_rows = 2};
+        const struct nd_flight *f = nd_role_landed(&r, &done);
+        const struct td_row_result *row = NULL;
+        assert_non_null(f);
+        assert_int_equal(nd_flight_result(f, &done, 0, &row), TD_OK);
+        assert_ptr_equal(row, &res[0]);
+        assert_int_equal(nd_flight_result(f, &done, 1, &row),
+                         TD_ERR_SEQ_FAILED); /* another tenancy */
+        res[1].seq.generation = 5;
+        done.n_rows = 1; /* not named at all */
+        assert_int_equal(nd_flight_result(f, &done, 1, &row), TD_ERR_SEQ_FAILED);
+        nd_role_drop_flight(&r);
+    }
+    assert_int_equal(r.n_flights, 0);
+    role_down(&r, &a);
+}
+
 static void the_earliest_limit_of_a_drain_counts_and_is_said_once(void **state)
 {
     struct td_engine_info e;
@@ -194,6 +231,7 @@ int main(void)
         cmocka_unit_test(a_batch_that_fits_no_block_is_refused),
         cmocka_unit_test(seats_are_twice_the_running_within_a_limit),
         cmocka_unit_test(records_are_walked_by_router),
+        cmocka_unit_test(a_flight_tells_its_rows_and_outlives_the_next_ones_start),
         cmocka_unit_test(the_earliest_limit_of_a_drain_counts_and_is_said_once),
         cmocka_unit_test(another_routers_work_is_counted_and_not_touched),
         cmocka_unit_test(what_is_not_served_is_ended_with_a_reason),

@@ -458,6 +458,10 @@ static void holds_leave_half_of_the_line_to_others(void **state)
         compute_all(r);
     }
     assert_int_equal(rig_blocks(r, P, TD_BLK_PARKED), 2);
+    struct td_wire_state told = {0};
+    pf_role_ops.state(r->node[P].core, &told);
+    assert_int_equal(told.queued_requests, 3);
+    assert_int_equal(told.running_requests, 2);
     for (uint64_t n = 1; n <= 8; n++) {
         struct td_work_id id = rig_request(n, 16, 1).id;
         assert_int_equal(rig_end(r, P, &id) != NULL, n > 5);
@@ -469,6 +473,7 @@ static void holds_leave_half_of_the_line_to_others(void **state)
         rig_msg(r, P, &m, TD_OK);
         rig_deliver(r);
         assert_int_equal(rig_end(r, P, &q.id) != NULL, n >= 25);
+        assert_true(n < 25 || rig_end(r, P, &q.id)->err == TD_ERR_OVERLOADED);
     }
     (void)rig_destroy(r);
 }
