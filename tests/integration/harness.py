@@ -28,8 +28,10 @@ TIME_SCALE = 0.1  # of every bound in failures.md part 1
 def tiny_model(seed=1, layers=3, kind="mix"):
     path = os.path.join(SCRATCH, f"tiny-{kind}-{layers}-{seed}.gguf")
     if not os.path.exists(path):
-        subprocess.run([os.path.join(BUILD, "tests", "tiny", "tiny-gguf"), path, "--seed", str(seed), "--layers",
+        new = f"{path}.{threading.get_ident()}"  # threads may want the same one at once
+        subprocess.run([os.path.join(BUILD, "tests", "tiny", "tiny-gguf"), new, "--seed", str(seed), "--layers",
                         str(layers), "--type", kind], check=True, stdout=subprocess.DEVNULL)
+        os.replace(new, path)
     return path
 
 
