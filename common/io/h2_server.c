@@ -5,7 +5,7 @@
  * there HTTP/2's windows apply to each; the connection's own output is kept short. One timer sweeps all deadlines.
  */
 #define TD_LOG_ROOM "io"
-#include "common/io/h2_server.h"
+#include "common/io/h2_server_int.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -13,91 +13,21 @@
 #include <event2/buffer.h>
 #include <event2/bufferevent.h>
 #include <event2/event.h>
-#include <nghttp2/nghttp2.h>
 
 #include "common/base/assert.h"
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "common/base/mem.h"
-#include "common/io/acceptor.h"
-#include "common/io/h2_guard.h"
 #include "common/io/tls.h"
 
-#define HS_MAGIC       0x48325331u
 #define INPUT_HIGH     (64u << 10)
 #define OUTPUT_HIGH    (256u << 10) /* of a connection: above it, nothing is read from it */
 #define LINGER_US      2000000
 #define SWEEP_MIN_US   10000
 #define SWEEP_MAX_US   500000
-#define TRAILERS_MAX   16384u
-#define MAX_NV         24
 #define MAX_OUT_ACKS   256  /* SETTINGS and PING answers waiting, inside nghttp2 */
 #define RESETS_AT_ONCE 4096 /* nghttp2's own bucket; ours (h2_guard) is smaller */
 #define RESETS_A_S     512
-
-struct conn;
-
-struct td_h2_stream {
-    uint32_t magic;
-    int32_t id;
-    struct conn *conn; /* borrowed */
-    struct td_h2_stream *prev, *next;
-    struct td_http_request request;
-    struct td_buf head; /* owned: name, 0, value, 0 of each header */
-    uint32_t at[TD_HTTP_MAX_HEADERS], n_at;
-    size_t header_list;
-    bool refused;   /* the head broke a limit: the owner never hears of it */
-    bool announced; /* the owner has */
-    bool heard;     /* the client has ended */
-    bool responded, ended, over, background;
-    bool slow;              /* cut because the client does not read */
-    struct evbuffer *out;   /* owned: what the client has not taken; NULL before the first write */
-    struct td_buf trailers; /* owned: like head */
-    uint32_t n_trailers;
-    int64_t deadline_us;      /* of the client's bytes */
-    int64_t progress_us;      /* the client took bytes, or there were none to take */
-    void (*empty)(void *arg); /* NULL: nobody waits for it */
-    void *empty_arg;
-    bool emptied; /* it is to be told */
-    void *user;
-};
-
-struct conn {
-    struct td_h2_server *server; /* borrowed */
-    struct conn *prev, *next, *next_dirty;
-    struct td_peer peer;
-    struct td_acceptor *acceptor; /* borrowed: who counts it */
-    struct bufferevent *bev;      /* owned */
-    nghttp2_session *session;     /* owned */
-    struct td_h2_stream *streams;
-    uint32_t n_streams;
-    size_t unsent; /* bytes of its streams */
-    struct td_h2_guard guard;
-    bool busy;      /* inside nghttp2 */
-    bool dirty;     /* in the list of those to flush */
-    bool settled;   /* the client's first SETTINGS came */
-    bool calmed;    /* told to go: floods */
-    bool notified;  /* of the drain */
-    bool lingering; /* shut down; what still comes is dropped */
-    bool dead;
-    bool emptied;     /* one of its streams is */
-    int64_t since_us; /* accepted; later: last time there was a stream; lingering: since */
-    uint64_t put_bytes, sent_seen;
-    int64_t sent_us; /* output was empty or moved */
-};
-
-struct td_h2_server {
-    struct td_h2_server_params p;
-    struct td_acceptor *acceptor; /* owned */
-    nghttp2_session_callbacks *callbacks;
-    nghttp2_option *option;
-    struct conn *conns, *dead, *dirty;
-    struct event *flusher, *reaper, *emptier; /* owned: deferred steps */
-    struct td_timer *sweeper;                 /* owned */
-    int64_t sweep_us;
-    bool draining;
-    struct td_h2_server_stats stats;
-};
 
 void td_h2_server_defaults(struct td_h2_server_params *p)
 {
@@ -114,81 +44,9 @@ void td_h2_server_defaults(struct td_h2_server_params *p)
     p->max_unsent = 256u << 20;
 }
 
-/* ---- life of a stream ---- */
-
-static struct td_h2_stream *stream_new(struct conn *c, int32_t id)
-{
-    struct td_h2_stream *s = td_zalloc(1, sizeof *s);
-    if (s == NULL) {
-        return NULL;
-    }
-    s->magic = HS_MAGIC;
-    s->id = id;
-    s->conn = c;
-    s->request.method = s->request.path = s->request.query = "";
-    s->progress_us = td_now_us();
-    s->deadline_us = s->progress_us + c->server->p.body_us;
-    td_buf_init(&s->head, c->server->p.max_header_list * 2);
-    td_buf_init(&s->trailers, TRAILERS_MAX);
-    s->next = c->streams;
-    if (c->streams != NULL) {
-        c->streams->prev = s;
-    }
-    c->streams = s;
-    c->n_streams++;
-    c->server->stats.streams++;
-    return s;
-}
-
-static size_t unsent(const struct td_h2_stream *s)
-{
-    return s->out != NULL ? evbuffer_get_length(s->out) : 0;
-}
-
-/* So many bytes wait no longer. */
-static void taken(struct td_h2_stream *s, size_t n)
-{
-    s->conn->unsent -= n;
-    s->conn->server->stats.unsent_bytes -= n;
-}
-
-static void stream_free(struct td_h2_stream *s)
-{
-    struct conn *c = s->conn;
-    if (s->prev != NULL) {
-        s->prev->next = s->next;
-    } else {
-        c->streams = s->next;
-    }
-    if (s->next != NULL) {
-        s->next->prev = s->prev;
-    }
-    c->n_streams--;
-    c->since_us = td_now_us();
-    c->server->stats.streams--;
-    taken(s, unsent(s));
-    if (s->out != NULL) {
-        evbuffer_free(s->out);
-    }
-    td_buf_fini(&s->head);
-    td_buf_fini(&s->trailers);
-    s->magic = 0;
-    free(s);
-}
-
-static void stream_over(struct td_h2_stream *s)
-{
-    const struct td_h2_server *server = s->conn->server;
-    s->over = true;
-    if (s->announced) {
-        server->p.ops->gone(server->p.arg, s);
-    }
-    stream_free(s);
-}
-
 /* ---- life of a connection ---- */
 
-static void conn_free(struct conn *c)
+static void conn_free(struct td__h2_conn *c)
 {
     if (c->session != NULL) {
         nghttp2_session_del(c->session);
@@ -205,15 +63,15 @@ static void reap(evutil_socket_t fd, short what, void *arg)
     (void)what;
     struct td_h2_server *s = arg;
     while (s->dead != NULL) {
-        struct conn *c = s->dead;
+        struct td__h2_conn *c = s->dead;
         s->dead = c->next;
         conn_free(c);
     }
 }
 
-static void undirty(struct conn *c)
+static void undirty(struct td__h2_conn *c)
 {
-    struct conn **at = &c->server->dirty;
+    struct td__h2_conn **at = &c->server->dirty;
     while (c->dirty && *at != NULL && *at != c) {
         at = &(*at)->next_dirty;
     }
@@ -223,17 +81,17 @@ static void undirty(struct conn *c)
     c->dirty = false;
 }
 
-static void drop_streams(struct conn *c)
+static void drop_streams(struct td__h2_conn *c)
 {
     while (c->streams != NULL) {
         struct td_h2_stream *s = c->streams;
         c->server->stats.resets += s->announced && !s->over ? 1 : 0;
         (void)nghttp2_session_set_stream_user_data(c->session, s->id, NULL);
-        stream_over(s);
+        td__h2_stream_over(s);
     }
 }
 
-static void kill_conn(struct conn *c)
+static void kill_conn(struct td__h2_conn *c)
 {
     struct td_h2_server *s = c->server;
     if (c->dead) {
@@ -260,13 +118,13 @@ static void kill_conn(struct conn *c)
     drop_streams(c);
 }
 
-static struct evbuffer *output(const struct conn *c)
+static struct evbuffer *output(const struct td__h2_conn *c)
 {
     return bufferevent_get_output(c->bev);
 }
 
 /* Everything is said: the other end may still read it, so the socket is not simply closed. */
-static void linger(struct conn *c)
+static void linger(struct td__h2_conn *c)
 {
     c->lingering = true;
     drop_streams(c);
@@ -279,7 +137,7 @@ static void linger(struct conn *c)
 /* ---- out ---- */
 
 /* Takes what nghttp2 wants to send, until the connection has enough of it. */
-static bool pull(struct conn *c)
+static bool pull(struct td__h2_conn *c)
 {
     const uint8_t *data = NULL;
     ssize_t n = 0;
@@ -297,7 +155,7 @@ static bool pull(struct conn *c)
     return n >= 0;
 }
 
-static void flush_conn(struct conn *c)
+static void flush_conn(struct td__h2_conn *c)
 {
     if (c->dead || c->lingering) {
         return;
@@ -320,14 +178,14 @@ static void on_flush(evutil_socket_t fd, short what, void *arg)
     (void)what;
     struct td_h2_server *s = arg;
     while (s->dirty != NULL) {
-        struct conn *c = s->dirty;
+        struct td__h2_conn *c = s->dirty;
         s->dirty = c->next_dirty;
         c->dirty = false;
         flush_conn(c);
     }
 }
 
-static void flush_later(struct conn *c)
+void td__h2_flush_later(struct td__h2_conn *c)
 {
     if (!c->dirty && !c->dead) {
         c->dirty = true;
@@ -337,214 +195,15 @@ static void flush_later(struct conn *c)
     }
 }
 
-/* Owners that waited may write again: such writes free nothing, so the lists stay what they are. */
-static void on_emptied(evutil_socket_t fd, short what, void *arg)
-{
-    (void)fd;
-    (void)what;
-    const struct td_h2_server *server = arg;
-    for (struct conn *c = server->conns; c != NULL; c = c->next) {
-        for (struct td_h2_stream *s = c->emptied ? c->streams : NULL; s != NULL; s = s->next) {
-            void (*fn)(void *) = s->emptied && !s->over && !s->ended ? s->empty : NULL;
-            s->emptied = false;
-            if (fn != NULL) {
-                s->empty = NULL;
-                fn(s->empty_arg);
-            }
-        }
-        c->emptied = false;
-    }
-}
-
-void td_h2_stream_on_empty(struct td_h2_stream *s, void (*fn)(void *arg), void *arg)
-{
-    TD_REQUIRE(s->magic == HS_MAGIC && unsent(s) > 0);
-    s->empty = fn;
-    s->empty_arg = arg;
-}
-
-static nghttp2_nv nv_of(const char *name, const char *value)
-{
-    return (nghttp2_nv){.name = (uint8_t *)(uintptr_t)name,
-                        .namelen = strlen(name),
-                        .value = (uint8_t *)(uintptr_t)value,
-                        .valuelen = strlen(value)};
-}
-
-static void submit_trailers(struct td_h2_stream *s)
-{
-    nghttp2_nv nv[MAX_NV];
-    const char *at = (const char *)s->trailers.data;
-    for (uint32_t i = 0; i < s->n_trailers; i++) {
-        const char *value = at + strlen(at) + 1;
-        nv[i] = nv_of(at, value);
-        at = value + strlen(value) + 1;
-    }
-    (void)nghttp2_submit_trailer(s->conn->session, s->id, nv, s->n_trailers);
-}
-
-/* nghttp2 asks for bytes of a stream. */
-static ssize_t on_want_bytes(nghttp2_session *session, int32_t id, uint8_t *buf, size_t length,
-                             uint32_t *flags, nghttp2_data_source *source, void *arg)
-{
-    (void)session;
-    (void)id;
-    (void)arg;
-    struct td_h2_stream *s = source->ptr;
-    if (s->over) {
-        return NGHTTP2_ERR_DEFERRED; /* what it had is dropped; its RST_STREAM is on the way */
-    }
-    int n = s->out != NULL ? evbuffer_remove(s->out, buf, length) : 0;
-    if (n > 0) {
-        taken(s, (size_t)n);
-        s->progress_us = td_now_us();
-    }
-    if (unsent(s) > 0) {
-        return n;
-    }
-    if (s->empty != NULL && !s->ended) {
-        s->emptied = s->conn->emptied = true;
-        event_active(s->conn->server->emptier, EV_TIMEOUT, 0);
-    }
-    if (s->ended) {
-        *flags |= NGHTTP2_DATA_FLAG_EOF;
-        if (s->n_trailers > 0) {
-            *flags |= NGHTTP2_DATA_FLAG_NO_END_STREAM;
-            submit_trailers(s);
-        }
-        return n > 0 ? n : 0;
-    }
-    return n > 0 ? n : NGHTTP2_ERR_DEFERRED;
-}
-
-void td_h2_respond(struct td_h2_stream *s, int status, const struct td_http_header *headers,
-                   uint32_t n, bool end)
-{
-    TD_REQUIRE(s->magic == HS_MAGIC && !s->responded && n < MAX_NV);
-    nghttp2_nv nv[MAX_NV];
-    char text[16];
-    (void)snprintf(text, sizeof text, "%d", status);
-    nv[0] = nv_of(":status", text);
-    for (uint32_t i = 0; i < n; i++) {
-        nv[1 + i] = nv_of(headers[i].name, headers[i].value);
-    }
-    s->responded = true;
-    s->ended = end;
-    nghttp2_data_provider more = {.source.ptr = s, .read_callback = on_want_bytes};
-    if (!s->over) {
-        (void)nghttp2_submit_response(s->conn->session, s->id, nv, n + 1, end ? NULL : &more);
-        flush_later(s->conn);
-    }
-}
-
-/* The stream with the most unsent bytes of the connection with the most: when all together have too many, those who read must
- * not pay for those who do not. Walks all connections, and only then. */
-static struct td_h2_stream *greediest(struct td_h2_stream *writer)
-{
-    struct conn *most = writer->conn;
-    for (struct conn *c = most->server->conns; c != NULL; c = c->next) {
-        most = c->unsent > most->unsent ? c : most;
-    }
-    struct td_h2_stream *found = most == writer->conn ? writer : most->streams;
-    for (struct td_h2_stream *s = most->streams; s != NULL; s = s->next) {
-        found = unsent(s) > unsent(found) ? s : found;
-    }
-    return found;
-}
-
-static void cut_slow_reader(struct td_h2_stream *s)
-{
-    TD_LOG(INFO, "client does not read", "peer=%s stream=%d unsent=%zu, resetting",
-           s->conn->peer.name, s->id, unsent(s));
-    s->conn->server->stats.slow_readers++;
-    s->slow = true;
-    td_h2_reset(s, true);
-}
-
-td_err td_h2_write(struct td_h2_stream *s, const void *data, size_t len)
-{
-    TD_REQUIRE(s->magic == HS_MAGIC && s->responded && !s->ended);
-    struct td_h2_server *server = s->conn->server;
-    if (s->over) {
-        return TD_ERR_CLOSED;
-    }
-    if (s->out == NULL) {
-        s->out = evbuffer_new();
-    }
-    if (unsent(s) == 0) {
-        s->progress_us = td_now_us();
-    }
-    if (s->out == NULL || evbuffer_add(s->out, data, len) != 0) {
-        td_h2_reset(s, false);
-        return TD_ERR_NO_MEMORY;
-    }
-    s->conn->unsent += len;
-    server->stats.unsent_bytes += len;
-    if (unsent(s) > server->p.high_water) {
-        cut_slow_reader(s);
-    }
-    while (server->stats.unsent_bytes > server->p.max_unsent) {
-        cut_slow_reader(greediest(s));
-    }
-    if (s->over) {
-        return TD_ERR_FULL;
-    }
-    (void)nghttp2_session_resume_data(s->conn->session, s->id); /* when it waits for bytes */
-    flush_later(s->conn);
-    return TD_OK;
-}
-
-static td_err keep_trailers(struct td_h2_stream *s, const struct td_http_header *t, uint32_t n)
-{
-    for (uint32_t i = 0; i < n; i++) {
-        TD_TRY(td_buf_append(&s->trailers, t[i].name, strlen(t[i].name) + 1));
-        TD_TRY(td_buf_append(&s->trailers, t[i].value, strlen(t[i].value) + 1));
-        s->n_trailers++;
-    }
-    return TD_OK;
-}
-
-void td_h2_end(struct td_h2_stream *s, const struct td_http_header *trailers, uint32_t n)
-{
-    TD_REQUIRE(s->magic == HS_MAGIC && s->responded && n < MAX_NV);
-    if (s->over || s->ended) {
-        return;
-    }
-    if (keep_trailers(s, trailers, n) != TD_OK) {
-        td_h2_reset(s, false);
-        return;
-    }
-    s->ended = true;
-    (void)nghttp2_session_resume_data(s->conn->session, s->id);
-    flush_later(s->conn);
-}
-
-void td_h2_reset(struct td_h2_stream *s, bool calm)
-{
-    TD_REQUIRE(s->magic == HS_MAGIC);
-    if (s->over) {
-        return;
-    }
-    s->over = true; /* nothing more is taken; `gone` comes when nghttp2 closes it */
-    if (s->out != NULL) {
-        taken(s, unsent(s));
-        (void)evbuffer_drain(s->out, evbuffer_get_length(s->out));
-    }
-    s->conn->server->stats.resets++;
-    (void)nghttp2_submit_rst_stream(s->conn->session, NGHTTP2_FLAG_NONE, s->id,
-                                    calm ? NGHTTP2_ENHANCE_YOUR_CALM : NGHTTP2_CANCEL);
-    flush_later(s->conn);
-}
-
 /* ---- in: what nghttp2 says ---- */
 
 static int on_begin_headers(nghttp2_session *session, const nghttp2_frame *frame, void *arg)
 {
-    struct conn *c = arg;
+    struct td__h2_conn *c = arg;
     if (frame->hd.type != NGHTTP2_HEADERS || frame->headers.cat != NGHTTP2_HCAT_REQUEST) {
         return 0;
     }
-    struct td_h2_stream *s = stream_new(c, frame->hd.stream_id);
+    struct td_h2_stream *s = td__h2_stream_new(c, frame->hd.stream_id);
     if (s == NULL) {
         return NGHTTP2_ERR_TEMPORAL_CALLBACK_FAILURE;
     }
@@ -617,7 +276,7 @@ static void announce(struct td_h2_stream *s)
 
 static int on_frame(nghttp2_session *session, const nghttp2_frame *frame, void *arg)
 {
-    struct conn *c = arg;
+    struct td__h2_conn *c = arg;
     struct td_h2_stream *s = nghttp2_session_get_stream_user_data(session, frame->hd.stream_id);
     if (frame->hd.type == NGHTTP2_SETTINGS && (frame->hd.flags & NGHTTP2_FLAG_ACK) == 0) {
         c->settled = true;
@@ -641,7 +300,7 @@ static int on_data(nghttp2_session *session, uint8_t flags, int32_t id, const ui
                    size_t len, void *arg)
 {
     (void)flags;
-    struct conn *c = arg;
+    struct td__h2_conn *c = arg;
     struct td_h2_stream *s = nghttp2_session_get_stream_user_data(session, id);
     if (s != NULL && s->announced && !s->over && !s->ended) {
         c->server->p.ops->data(c->server->p.arg, s, data, len);
@@ -652,7 +311,7 @@ static int on_data(nghttp2_session *session, uint8_t flags, int32_t id, const ui
 /* Every frame's header, before its payload: CONTINUATION too. */
 static int on_frame_begin(nghttp2_session *session, const nghttp2_frame_hd *hd, void *arg)
 {
-    struct conn *c = arg;
+    struct td__h2_conn *c = arg;
     enum td_h2_class class_of = td_h2_class_of(hd->type, hd->flags, hd->length);
     if (c->calmed || td_h2_guard_take(&c->guard, td_now_us(), class_of)) {
         return 0;
@@ -672,7 +331,7 @@ static int on_stream_close(nghttp2_session *session, int32_t id, uint32_t code, 
     struct td_h2_stream *s = nghttp2_session_get_stream_user_data(session, id);
     if (s != NULL) {
         s->conn->server->stats.resets += s->announced && !s->ended && !s->over ? 1 : 0;
-        stream_over(s);
+        td__h2_stream_over(s);
     }
     return 0;
 }
@@ -681,7 +340,7 @@ static int on_stream_close(nghttp2_session *session, int32_t id, uint32_t code, 
  * that it gets: those are no flood. */
 static int on_frame_sent(nghttp2_session *session, const nghttp2_frame *frame, void *arg)
 {
-    struct conn *c = arg;
+    struct td__h2_conn *c = arg;
     if (frame->hd.type == NGHTTP2_HEADERS || frame->hd.type == NGHTTP2_DATA) {
         td_h2_guard_give(&c->guard, TD_H2_PING);
         td_h2_guard_give(&c->guard, TD_H2_WINDOW); /* as many may open the window again */
@@ -698,12 +357,12 @@ static int on_frame_sent(nghttp2_session *session, const nghttp2_frame *frame, v
 
 /* ---- in: bytes ---- */
 
-static bool may_read(const struct conn *c)
+static bool may_read(const struct td__h2_conn *c)
 {
     return !c->dead && !c->lingering && !c->calmed && evbuffer_get_length(output(c)) < OUTPUT_HIGH;
 }
 
-static bool feed(struct conn *c, const uint8_t *data, size_t len)
+static bool feed(struct td__h2_conn *c, const uint8_t *data, size_t len)
 {
     c->busy = true;
     ssize_t n = nghttp2_session_mem_recv(c->session, data, len);
@@ -717,7 +376,7 @@ static bool feed(struct conn *c, const uint8_t *data, size_t len)
     return false;
 }
 
-static void process_input(struct conn *c)
+static void process_input(struct td__h2_conn *c)
 {
     struct evbuffer *in = bufferevent_get_input(c->bev);
     while (may_read(c) && evbuffer_get_length(in) > 0) {
@@ -742,7 +401,7 @@ static void process_input(struct conn *c)
 
 static void on_read(struct bufferevent *bev, void *arg)
 {
-    struct conn *c = arg;
+    struct td__h2_conn *c = arg;
     if (c->lingering) {
         struct evbuffer *in = bufferevent_get_input(bev);
         (void)evbuffer_drain(in, evbuffer_get_length(in));
@@ -754,14 +413,14 @@ static void on_read(struct bufferevent *bev, void *arg)
 static void on_written(struct bufferevent *bev, void *arg)
 {
     (void)bev;
-    struct conn *c = arg;
+    struct td__h2_conn *c = arg;
     flush_conn(c);
     process_input(c); /* it may have waited for this */
 }
 
 static void on_event(struct bufferevent *bev, short what, void *arg)
 {
-    struct conn *c = arg;
+    struct td__h2_conn *c = arg;
     if ((what & (BEV_EVENT_EOF | BEV_EVENT_ERROR)) != 0) {
         td_acceptor_log_error(bev, &c->peer);
         kill_conn(c);
@@ -770,12 +429,12 @@ static void on_event(struct bufferevent *bev, short what, void *arg)
 
 /* ---- time ---- */
 
-static void sweep_streams(struct conn *c, int64_t now)
+static void sweep_streams(struct td__h2_conn *c, int64_t now)
 {
     struct td_h2_server *server = c->server;
     for (struct td_h2_stream *s = c->streams; s != NULL; s = s->next) {
         bool late = !s->heard && now >= s->deadline_us;
-        bool stalled = unsent(s) > 0 && now - s->progress_us >= server->p.write_stall_us;
+        bool stalled = td__h2_unsent(s) > 0 && now - s->progress_us >= server->p.write_stall_us;
         if (s->over || (!late && !stalled)) {
             continue;
         }
@@ -788,7 +447,7 @@ static void sweep_streams(struct conn *c, int64_t now)
 }
 
 /* The connection as a whole: false when it was ended. */
-static bool sweep_conn(struct conn *c, int64_t now)
+static bool sweep_conn(struct td__h2_conn *c, int64_t now)
 {
     const struct td_h2_server_params *p = &c->server->p;
     size_t waiting = evbuffer_get_length(output(c));
@@ -809,19 +468,19 @@ static bool sweep_conn(struct conn *c, int64_t now)
     if (c->settled && idle && !c->lingering && !c->calmed && now - c->since_us >= p->idle_us) {
         c->calmed = true;
         (void)nghttp2_session_terminate_session(c->session, NGHTTP2_NO_ERROR);
-        flush_later(c);
+        td__h2_flush_later(c);
     }
     return true;
 }
 
 /* The second word of a drain: from here on new streams are refused. */
-static void say_goaway(struct conn *c)
+static void say_goaway(struct td__h2_conn *c)
 {
     if (c->server->draining && c->notified && !c->calmed && !c->lingering) {
         int32_t last = nghttp2_session_get_last_proc_stream_id(c->session);
         (void)nghttp2_submit_goaway(c->session, NGHTTP2_FLAG_NONE, last, NGHTTP2_NO_ERROR, NULL, 0);
         c->notified = false;
-        flush_later(c);
+        td__h2_flush_later(c);
     }
 }
 
@@ -829,8 +488,8 @@ static void on_sweep(void *arg)
 {
     struct td_h2_server *s = arg;
     int64_t now = td_now_us();
-    struct conn *next = NULL;
-    for (struct conn *c = s->conns; c != NULL; c = next) {
+    struct td__h2_conn *next = NULL;
+    for (struct td__h2_conn *c = s->conns; c != NULL; c = next) {
         next = c->next;
         if (sweep_conn(c, now)) {
             sweep_streams(c, now);
@@ -842,7 +501,7 @@ static void on_sweep(void *arg)
 
 /* ---- listening ---- */
 
-static bool start_session(struct conn *c)
+static bool start_session(struct td__h2_conn *c)
 {
     const struct td_h2_server_params *p = &c->server->p;
     nghttp2_settings_entry settings[] = {
@@ -856,10 +515,10 @@ static bool start_session(struct conn *c)
                0;
 }
 
-static struct conn *conn_new(struct td_h2_server *s, struct bufferevent *bev,
-                             const struct td_peer *who, struct td_acceptor *acceptor)
+static struct td__h2_conn *conn_new(struct td_h2_server *s, struct bufferevent *bev,
+                                    const struct td_peer *who, struct td_acceptor *acceptor)
 {
-    struct conn *c = td_zalloc(1, sizeof *c);
+    struct td__h2_conn *c = td_zalloc(1, sizeof *c);
     if (c == NULL) {
         return NULL;
     }
@@ -883,21 +542,21 @@ static struct conn *conn_new(struct td_h2_server *s, struct bufferevent *bev,
     bufferevent_setwatermark(bev, EV_READ, 0, INPUT_HIGH);
     bufferevent_setcb(bev, on_read, on_written, on_event, c);
     (void)bufferevent_enable(bev, EV_READ | EV_WRITE);
-    flush_later(c);
+    td__h2_flush_later(c);
     return c;
 }
 
 static struct td_peer *take(void *arg, struct bufferevent *bev, const struct td_peer *who)
 {
     struct td_h2_server *s = arg;
-    struct conn *c = conn_new(s, bev, who, s->acceptor);
+    struct td__h2_conn *c = conn_new(s, bev, who, s->acceptor);
     return c != NULL ? &c->peer : NULL;
 }
 
 bool td_h2_server_adopt(struct td_h2_server *s, struct bufferevent *bev, struct td_peer *who,
                         struct td_acceptor *acceptor)
 {
-    struct conn *c = s->draining ? NULL : conn_new(s, bev, who, acceptor);
+    struct td__h2_conn *c = s->draining ? NULL : conn_new(s, bev, who, acceptor);
     if (c == NULL) {
         return false;
     }
@@ -951,7 +610,7 @@ static td_err make_server(struct td_h2_server *s)
     TD_TRY(make_nghttp2(s));
     s->flusher = event_new(base, -1, 0, on_flush, s);
     s->reaper = event_new(base, -1, 0, reap, s);
-    s->emptier = event_new(base, -1, 0, on_emptied, s);
+    s->emptier = event_new(base, -1, 0, td__h2_on_emptied, s);
     if (s->flusher == NULL || s->reaper == NULL || s->emptier == NULL) {
         return TD_ERR_NO_MEMORY;
     }
@@ -1019,17 +678,17 @@ void td_h2_server_drain(struct td_h2_server *s)
     if (s->acceptor != NULL) {
         td_acceptor_stop(s->acceptor);
     }
-    for (struct conn *c = s->conns; c != NULL; c = c->next) {
+    for (struct td__h2_conn *c = s->conns; c != NULL; c = c->next) {
         c->notified = true;
         (void)nghttp2_submit_shutdown_notice(c->session);
-        flush_later(c);
+        td__h2_flush_later(c);
     }
 }
 
 uint32_t td_h2_server_busy(const struct td_h2_server *s)
 {
     uint32_t n = 0;
-    for (const struct conn *c = s->conns; c != NULL; c = c->next) {
+    for (const struct td__h2_conn *c = s->conns; c != NULL; c = c->next) {
         n += evbuffer_get_length(output(c)) > 0 ? 1 : 0; /* the end of an answer may be in it */
         for (const struct td_h2_stream *st = c->streams; st != NULL; st = st->next) {
             n += st->background ? 0 : 1;
@@ -1042,44 +701,4 @@ void td_h2_server_stats(const struct td_h2_server *s, struct td_h2_server_stats 
 {
     *out = s->stats;
     out->refused_connections = s->acceptor != NULL ? td_acceptor_refused(s->acceptor) : 0;
-}
-
-const struct td_http_request *td_h2_stream_request(const struct td_h2_stream *s)
-{
-    return &s->request;
-}
-
-const char *td_h2_stream_peer(const struct td_h2_stream *s)
-{
-    return s->conn->peer.name;
-}
-
-bool td_h2_stream_verified(const struct td_h2_stream *s)
-{
-    return td_acceptor_verified(s->conn->bev);
-}
-
-void td_h2_stream_set_user(struct td_h2_stream *s, void *user)
-{
-    s->user = user;
-}
-
-void *td_h2_stream_user(const struct td_h2_stream *s)
-{
-    return s->user;
-}
-
-bool td_h2_stream_was_slow(const struct td_h2_stream *s)
-{
-    return s->slow;
-}
-
-void td_h2_stream_set_background(struct td_h2_stream *s)
-{
-    s->background = true;
-}
-
-void td_h2_stream_set_deadline(struct td_h2_stream *s, int64_t at_us)
-{
-    s->deadline_us = at_us;
 }
