@@ -5,25 +5,20 @@
 #include "common/base/json.h"
 #include "common/io/http_client.h"
 
-#define SAY(a, ...)                                                                                \
-    do {                                                                                           \
-        if (!(a)->quiet) {                                                                         \
-            ctl_say(__VA_ARGS__);                                                                  \
-        }                                                                                          \
-    } while (0)
-
 enum ctl_exit ctl_admin_unreachable(const struct ctl_admin *a, td_err err, const char *why)
 {
     bool reached = err == TD_ERR_PROTOCOL || err == TD_ERR_TOO_LARGE || err == TD_ERR_NO_MEMORY;
     if (err == TD_ERR_BAD_REQUEST) {
-        SAY(a, "--router %s: %s", a->router, why);
+        ctl_say_unless(a->quiet, "--router %s: %s", a->router, why);
         return CTL_USAGE;
     }
     if (reached) {
-        SAY(a, "%s: %s; is it the admin port of a router?", a->router, why);
+        ctl_say_unless(a->quiet, "%s: %s; is it the admin port of a router?", a->router, why);
         return CTL_FAILED;
     }
-    SAY(a, "cannot reach a router at %s: %s; give its admin port by --router or TANDEM_ROUTER",
+    ctl_say_unless(
+        a->quiet,
+        "cannot reach a router at %s: %s; give its admin port by --router or TANDEM_ROUTER",
         a->router, why);
     return CTL_UNREACHABLE;
 }
@@ -54,8 +49,10 @@ static enum ctl_exit ask(const struct ctl_admin *a, const struct ctl_peer *peer,
     err = td_json_parse((const char *)answer.body.data, answer.body.len, out_json, wrong,
                         sizeof wrong);
     if (err != TD_OK) {
-        SAY(a, "%s answered %d with something else than JSON; is it the admin port of a router?",
-            url, answer.status);
+        ctl_say_unless(
+            a->quiet,
+            "%s answered %d with something else than JSON; is it the admin port of a router?", url,
+            answer.status);
     }
     *out_status = answer.status;
     td_http_client_answer_fini(&answer);
@@ -90,8 +87,8 @@ enum ctl_exit ctl_admin_get(const struct ctl_admin *a, const char *path, json_t 
         return status;
     }
     if (http != 200) {
-        SAY(a, "%s%s answered %d %s; is it the admin port of a router?", a->router, path, http,
-            ctl_admin_message(json));
+        ctl_say_unless(a->quiet, "%s%s answered %d %s; is it the admin port of a router?",
+                       a->router, path, http, ctl_admin_message(json));
         json_decref(json);
         return CTL_FAILED;
     }

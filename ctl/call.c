@@ -2,21 +2,14 @@
 
 #include "common/base/clock.h"
 
-#define SAY(quiet, ...)                                                                            \
-    do {                                                                                           \
-        if (!(quiet)) {                                                                            \
-            ctl_say(__VA_ARGS__);                                                                  \
-        }                                                                                          \
-    } while (0)
-
 enum ctl_exit ctl_call_judge(const char *name, bool quiet, struct td_grpc_client_answer *answer)
 {
     if (answer->status == TD_GRPC_OK) {
         return CTL_OK;
     }
     bool late = answer->status == TD_GRPC_DEADLINE_EXCEEDED;
-    SAY(quiet, "%s: %s (%s)", name, answer->text[0] != 0 ? answer->text : "failed",
-        answer->code[0] != 0 ? answer->code : td_grpc_status_name(answer->status));
+    ctl_say_unless(quiet, "%s: %s (%s)", name, answer->text[0] != 0 ? answer->text : "failed",
+                   answer->code[0] != 0 ? answer->code : td_grpc_status_name(answer->status));
     td_grpc_client_answer_fini(answer);
     return late ? CTL_UNREACHABLE : CTL_FAILED;
 }
@@ -31,7 +24,7 @@ static enum ctl_exit call_admin(const struct ctl_admin *a, const char *method,
         return status;
     }
     if (peer.has_path) {
-        SAY(a->quiet, "--router %s: gRPC knows no path behind the address", a->router);
+        ctl_say_unless(a->quiet, "--router %s: gRPC knows no path behind the address", a->router);
         ctl_peer_close(&peer);
         return CTL_USAGE;
     }

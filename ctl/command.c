@@ -10,17 +10,32 @@
 
 #define SUMMARY "asks and checks a tandem cluster"
 
-void ctl_say(const char *fmt, ...)
+static void say(const char *fmt, va_list ap)
 {
     char text[1024];
-    va_list ap;
-    va_start(ap, fmt);
     (void)vsnprintf(text, sizeof text, fmt, ap);
-    va_end(ap);
     for (char *c = text; *c != 0; c++) {
         *c = iscntrl((unsigned char)*c) ? '?' : *c; /* some of it comes from servers */
     }
     (void)fprintf(stderr, "tandemctl: %s\n", text);
+}
+
+void ctl_say(const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    say(fmt, ap);
+    va_end(ap);
+}
+
+void ctl_say_unless(bool quiet, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    if (!quiet) {
+        say(fmt, ap);
+    }
+    va_end(ap);
 }
 
 static void print_statuses(FILE *out)

@@ -41,6 +41,8 @@ enum ctl_exit ctl_command_run(const struct ctl_command *commands, size_t n, int 
 void ctl_command_help(const struct ctl_command *commands, size_t n, FILE *out);
 /* "tandemctl: ..." on stderr. */
 void ctl_say(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+/* The same, but nothing for a caller that lets the status tell. */
+void ctl_say_unless(bool quiet, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
 /* A row of an option table, for `struct options` in the same file. */
 #define CTL_OPT(n, t, d, u, lo, hi, ch, h, f)                                                      \

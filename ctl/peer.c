@@ -2,13 +2,6 @@
 
 #include <string.h>
 
-#define SAY(quiet, ...)                                                                            \
-    do {                                                                                           \
-        if (!(quiet)) {                                                                            \
-            ctl_say(__VA_ARGS__);                                                                  \
-        }                                                                                          \
-    } while (0)
-
 static bool any_given(const struct ctl_tls *t)
 {
     const char *const all[] = {t->ca, t->cert, t->key, t->server_name};
@@ -71,8 +64,8 @@ enum ctl_exit ctl_peer_open(const char *option, const char *given, const struct 
     bool by_tls = false;
     *out = (struct ctl_peer){.tls = NULL};
     if (!parse(given, tls, out, &by_tls)) {
-        SAY(quiet, "%s '%.64s' is not http://host:port, https://host:port or host:port", option,
-            given);
+        ctl_say_unless(quiet, "%s '%.64s' is not http://host:port, https://host:port or host:port",
+                       option, given);
         return CTL_USAGE;
     }
     const struct td_tls_client_params p = {.ca = tls->ca,
@@ -81,7 +74,7 @@ enum ctl_exit ctl_peer_open(const char *option, const char *given, const struct 
                                            .server_name = tls->server_name,
                                            .name_option = "--tls-server-name"};
     if (by_tls && td_tls_client_create(&p, &out->tls, why, sizeof why) != TD_OK) {
-        SAY(quiet, "%s", why);
+        ctl_say_unless(quiet, "%s", why);
         return CTL_USAGE;
     }
     return CTL_OK;

@@ -1,6 +1,7 @@
 /* Which command runs, with which options and arguments; and what is refused. */
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "tests/unit/check.h"
 
@@ -211,6 +212,25 @@ static void a_failed_allocation_is_a_failure_not_a_crash(void **state)
     assert_int_equal(status, CTL_OK);
 }
 
+static void who_is_quiet_says_nothing_and_control_bytes_are_not_passed_on(void **state)
+{
+    char got[64];
+    (void)state;
+    FILE *f = tmpfile();
+    int saved = dup(fileno(stderr));
+    assert_true(f != NULL && saved >= 0 && dup2(fileno(f), fileno(stderr)) >= 0);
+    ctl_say_unless(true, "%s", "nothing");
+    ctl_say_unless(false, "a%cb", 27);
+    ctl_say("c");
+    (void)fflush(stderr);
+    assert_true(dup2(saved, fileno(stderr)) >= 0);
+    (void)close(saved);
+    rewind(f);
+    got[fread(got, 1, sizeof got - 1, f)] = 0;
+    (void)fclose(f);
+    assert_string_equal(got, "tandemctl: a?b\ntandemctl: c\n");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -218,6 +238,7 @@ int main(void)
         cmocka_unit_test(the_exit_status_is_the_commands_own),
         cmocka_unit_test(an_argument_may_stand_before_between_and_after_flags),
         cmocka_unit_test(short_flags_mean_long_ones),
+        cmocka_unit_test(who_is_quiet_says_nothing_and_control_bytes_are_not_passed_on),
         cmocka_unit_test(the_environment_fills_options_and_the_command_line_wins),
         cmocka_unit_test(wrong_command_lines_are_refused_with_2_and_run_nothing),
         cmocka_unit_test(more_arguments_than_the_bound_are_refused),
