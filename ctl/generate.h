@@ -2,7 +2,8 @@
  *
  * What: tandem.v1.Engine's Generate with sampling, key, deadline and TLS; text on stdout (what would steer a terminal becomes '?'
  * there), or one JSON or YAML document at the end. An example of a client in C as much as a tool.
- * Thread: main. Bounds: a prompt of CTL_GENERATE_MAX bytes; one choice.
+ * Not: a chat of several messages, token ids in, several choices. Thread: main.
+ * Bounds: a prompt of CTL_GENERATE_MAX bytes; one choice.
  * Failure: CTL_USAGE wrong options or files, CTL_UNREACHABLE nobody answers in time or TLS fails, CTL_FAILED the request was
  * refused or failed: its status and code are said.
  */

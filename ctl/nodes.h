@@ -1,6 +1,7 @@
 /* nodes.h - the nodes that a router knows, asked by gRPC, as the JSON that its /nodes has.
  *
- * What: tandem.v1.Admin's ListNodes, Drain and Undrain. Thread: main; blocks.
+ * What: tandem.v1.Admin's ListNodes, Drain and Undrain. Not: what is shown of them (get.h, drain.h). Thread: main; blocks.
+ * Bounds: an answer of CTL_ADMIN_MAX_BODY bytes.
  * Failure: exit statuses of call.h; CTL_FAILED also for an answer that is not these messages.
  */
 #ifndef CTL_NODES_H

@@ -1,7 +1,8 @@
 /* record.h - what a router knows of one request, asked by gRPC, as the JSON that its /debug/request has.
  *
  * What: tandem.v1.Admin's Explain: a finished request with its stages, or a running one with its phase; its attempts, each with the
- * pairs that it was weighed against. Thread: main; blocks.
+ * pairs that it was weighed against. Not: its picture (waterfall.h). Thread: main; blocks.
+ * Bounds: an answer of CTL_ADMIN_MAX_BODY bytes.
  * Failure: exit statuses of call.h; CTL_FAILED also for an answer that is not this message.
  */
 #ifndef CTL_RECORD_H

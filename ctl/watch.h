@@ -2,7 +2,8 @@
  *
  * What: one line an event (table), one JSON document a line (json), or YAML documents; ends when the router does, when the reader
  * has gone, or after --count events.
- * Thread: main. Bounds: a silent router is asked whether it lives every 30 s. Failure: exit statuses of call.h.
+ * Not: what happened before it was asked (describe.h, get.h). Thread: main.
+ * Bounds: a router that is silent for --keepalive is asked whether it lives. Failure: exit statuses of call.h.
  */
 #ifndef CTL_WATCH_H
 #define CTL_WATCH_H

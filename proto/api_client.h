@@ -2,7 +2,8 @@
  *
  * What: the structs of api.h the other way round. An answer is checked like a request before protobuf-c sees it; fields that a
  * newer server sends are ignored, numbers that this version does not know read as unspecified.
- * Owner and thread: the caller's; no state. Bounds: as in api.h. Failure: TD_ERR_BAD_REQUEST for bytes that are not the message,
+ * Not: sending them (common/io/grpc_client.h). Owner and thread: the caller's; no state. Bounds: as in api.h.
+ * Failure: TD_ERR_BAD_REQUEST for bytes that are not the message,
  * TD_ERR_NO_MEMORY, TD_ERR_FULL.
  */
 #ifndef TD_PROTO_API_CLIENT_H

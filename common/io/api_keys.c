@@ -1,6 +1,7 @@
 #define TD_LOG_ROOM "io"
 #include "common/io/api_keys.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -172,7 +173,8 @@ td_err td_api_keys_load(const char *path, struct td_api_keys **out_keys)
     }
     FILE *f = fopen(path, "rbe");
     if (f == NULL) {
-        TD_LOG(ERROR, "cannot open the API key file", "path=%s", path);
+        TD_LOG(ERROR, "cannot open the API key file", "path=%s errno=%d (%s)", path, errno,
+               strerrordesc_np(errno));
         return TD_ERR_NO_FILE;
     }
     char *text = td_zalloc(MAX_FILE + 1, 1);
