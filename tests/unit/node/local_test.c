@@ -275,6 +275,41 @@ static void a_mode_that_the_role_does_not_serve_is_refused(void **state)
     }
 }
 
+/* Whoever takes may come, and then wait for room, as long as the prompt is held. */
+static void tickets_live_as_long_as_the_hold(void **state)
+{
+    (void)state;
+    static struct heard h;
+    static const uint8_t nonce[16] = {7};
+    struct td_wire_request q = rig_request(1, 10, 3);
+    struct nd_local_request r = whole(&q);
+    struct td_wire_msg m;
+    uint64_t ref;
+    struct nd_local *p = make(TD_ROLE_PREFILL), *d = make_at(TD_ROLE_DECODE, 5, 1);
+    r.mode = ND_LOCAL_HOLD;
+    assert_int_equal(nd_local_submit(p, &r, nonce, &ops, &h, &ref, &m), TD_OK);
+    assert_int_equal(m.prefill.hold_ms, HOLD_MS);
+    assert_int_equal(m.prefill.ticket.life_ms, HOLD_MS);
+    struct td_handoff handoff = {.p_epoch = 0xe000,
+                                 .id = m.prefill.r.id,
+                                 .nonce = {7},
+                                 .hold_ms = 1234,
+                                 .n_prompt = q.n_prompt,
+                                 .prompt_hash = nd_local_prompt_hash(q.prompt, q.n_prompt),
+                                 .layout_id = RIG_LAYOUT_ID,
+                                 .numerics_id = RIG_NUMERICS,
+                                 .address_len = 4};
+    r.mode = ND_LOCAL_TAKE;
+    r.handoff = &handoff;
+    assert_int_equal(nd_local_submit(d, &r, NULL, &ops, &h, &ref, &m), TD_OK);
+    assert_int_equal(m.reserve.ticket.life_ms, 1234);
+    assert_int_equal(m.reserve.ticket.p_epoch, 0xe000);
+    assert_int_equal(m.reserve.ticket.d_epoch, 0xe001);
+    assert_memory_equal(m.reserve.ticket.nonce, nonce, sizeof nonce);
+    (void)nd_local_destroy(p);
+    (void)nd_local_destroy(d);
+}
+
 static void a_prompt_and_a_budget_are_needed(void **state)
 {
     (void)state;
@@ -627,6 +662,7 @@ int main(void)
         cmocka_unit_test(nothing_is_said_of_a_detached_work),
         cmocka_unit_test(works_are_bounded_and_their_numbers_never_come_twice),
         cmocka_unit_test(a_mode_that_the_role_does_not_serve_is_refused),
+        cmocka_unit_test(tickets_live_as_long_as_the_hold),
         cmocka_unit_test(a_prompt_and_a_budget_are_needed),
         cmocka_unit_test(a_held_prompt_is_taken_and_gives_the_tokens_of_one_engine),
         cmocka_unit_test(a_hold_outlives_the_budget_of_its_request_but_not_its_time),
