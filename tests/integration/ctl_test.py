@@ -180,8 +180,8 @@ def test_explain_draws_the_stages_of_a_request():
     for name in ("ctl-explained", answer["id"]):
         out, _ = ctl("explain", name)
         bars = {line[:14].strip(): line.split("|")[1] for line in out.splitlines() if "|" in line}
-        assert set(bars) == {"tokenise", "router queue", "prefill queue", "prefill", "transfer", "exposed", "decode queue",
-                             "decode"}
+        always = {"tokenise", "router queue", "prefill queue", "prefill", "transfer", "exposed", "decode queue", "decode"}
+        assert always <= set(bars) <= always | {"KV wait"}, bars  # the first byte of a pair may wait for its connection
         assert "#" in bars["prefill"] and "#" in bars["decode"] and len(set(map(len, bars.values()))) == 1
         assert "tokens/s); total" in out
         assert "lowest predicted completion of 2 pairs" in out
