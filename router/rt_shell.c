@@ -510,7 +510,8 @@ void rt_shell_drain(struct rt_shell *s)
 
 bool rt_shell_idle(const struct rt_shell *s)
 {
-    return s->n_clients == 0 && td_http_server_busy(s->http) == 0 && rt__grpc_busy(s->grpc) == 0;
+    return s->n_clients == 0 && td_http_server_busy(s->http) == 0 && rt__grpc_busy(s->grpc) == 0 &&
+           rt_core_count(s->core, RT_CLOSING) == 0; /* else nodes wait for a router that is gone */
 }
 
 void rt_shell_bye(struct rt_shell *s)

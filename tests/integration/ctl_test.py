@@ -108,6 +108,7 @@ def test_get_nodes_as_json_and_yaml_is_the_routers_document():
 def test_get_requests_shows_finished_ones_with_stage_times():
     for i in range(3):
         ask(f"ctl-{i}")
+    wait_for(lambda: not SHARED.admin("/requests")["live"], 10, "nodes to let go of the last one")
     out, _ = ctl("get", "requests", "--limit", "2")
     assert out.startswith("no request is running\n\nFINISHED"), out
     rows = [line.split() for line in out.splitlines()[3:]]
