@@ -10,7 +10,7 @@
 
 #define SUMMARY "asks and checks a tandem cluster"
 
-static void say(const char *fmt, va_list ap)
+__attribute__((format(printf, 1, 0))) static void say(const char *fmt, va_list ap)
 {
     char text[1024];
     // NOLINTNEXTLINE(clang-analyzer-valist.Uninitialized): both callers have started it

@@ -447,6 +447,8 @@ def test_the_pods_drain_at_sigterm_and_end_without_a_complaint():
     assert set(statuses.values()) == {0}, statuses
     for w in p.manifest.workloads():
         bad = [line for line in p.log(w).splitlines() if re.search(r"\"level\":\"(warn|error)\"", line)]
+        # The decode pod has left before: UCX may say on the prefill pod that nobody is there any more.
+        bad = [line for line in bad if '"msg":"ucx says"' not in line or not re.search("Connection refused|somaxconn", line)]
         assert not bad, (w.name, bad[:5])
     SHARED.clear()
 
