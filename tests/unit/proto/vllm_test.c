@@ -5,25 +5,7 @@
 #include <string.h>
 
 #include "tests/unit/check.h"
-
-static struct td_arena *arena;
-static struct td_buf out;
-
-static int setup(void **state)
-{
-    (void)state;
-    arena = td_arena_create(64u << 20);
-    td_buf_init(&out, 1u << 20);
-    return arena != NULL ? 0 : -1;
-}
-
-static int teardown(void **state)
-{
-    (void)state;
-    arena = td_arena_destroy(arena);
-    td_buf_fini(&out);
-    return 0;
-}
+#include "tests/unit/proto/memory.h"
 
 #define BYTES(text) (const uint8_t *)(text), sizeof(text) - 1
 
