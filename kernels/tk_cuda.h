@@ -172,8 +172,6 @@ struct tk_attn_prefill {
     const int32_t *tables;         /* device, [..][table_stride] */
     uint32_t n_tiles, n_heads, n_kv_heads, head_dim, layer, table_stride, out_stride;
     float scale;
-    bool
-        pair; /* two heads of a KV head load K and V together, where the group is even. Moves no bit; sm_90a only */
     uint32_t
         window; /* 0: all; else a row sees its last window tokens, itself included. Blocks wholly before what the first
                         row of a tile sees are not read */

@@ -9,8 +9,6 @@
 //   tile is issued before the softmax of this one, and two named barriers let one warpgroup's softmax run under the
 //   other's products. Persistent blocks walk a list that is sorted longest first, forwards and backwards in turn; where it
 //   is long, heads of one KV group go together, so that their K and V stay in L2.
-// Pairs (PAIR = 2, a candidate): two blocks of a cluster compute neighbouring heads of one KV head, tile by tile together;
-//   each brings every other page and both get it. A stage is free when the warps of both have let go of it.
 // A window leaves out tiles and pages that no row of a query tile sees.
 // Exactness: a masked tile leaves m, l and O bit-equal, so a row's result does not depend on the chunk it came in. V rows
 //   behind the last token are zeroed in shared memory, since 0 x NaN of a stale page would reach O.
@@ -44,7 +42,7 @@ struct args {
     const uint32_t *tiles;
     const int32_t *tables;
     uint32_t n_tiles, n_heads, group, n_kv, layer, table_stride, out_stride;
-    uint32_t section; // heads, a divisor of n_heads and a multiple of the pair
+    uint32_t section; // heads, a divisor of n_heads
     int window;       // 0: none
     float scale_log2;
 };
@@ -66,23 +64,22 @@ struct work {
 
 // This block's work in a round, in sections of a.section heads that take all tiles each; false at the end. Rounds of a
 // section alternate in direction, which evens out a list that is sorted longest first.
-template <int PAIR> TK_DEV bool work_get(const args &a, uint32_t round, work &w)
+TK_DEV bool work_get(const args &a, uint32_t round, work &w)
 {
-    const uint32_t g = gridDim.x / PAIR, me = blockIdx.x / PAIR, heads = a.section / PAIR;
-    const uint32_t per = a.n_tiles * heads, rounds = (per + g - 1) / g;
+    const uint32_t g = gridDim.x, per = a.n_tiles * a.section, rounds = (per + g - 1) / g;
     const uint32_t head0 = round / rounds * a.section, r = round % rounds;
     if (head0 >= a.n_heads) {
         return false;
     }
-    const uint32_t idx = r * g + (r & 1 ? g - 1 - me : me);
+    const uint32_t idx = r * g + (r & 1 ? g - 1 - blockIdx.x : blockIdx.x);
     w.n_tiles = 0;
     if (idx >= per) {
         return true; // a hole in the last round
     }
-    const uint32_t e = a.tiles[idx / heads];
+    const uint32_t e = a.tiles[idx / a.section];
     const tk_chunk c = a.chunks[e >> 16];
     const int first = (int)(e & 0xffff) * ROWS;
-    w.head = (int)(head0 + idx % heads * PAIR + (PAIR > 1 ? cluster_rank() : 0));
+    w.head = (int)(head0 + idx % a.section);
     w.row0 = c.row0 + first;
     w.rows = min(c.n - first, ROWS);
     w.pos0 = c.pos0 + first;
@@ -107,8 +104,7 @@ struct ring_pos {
 };
 
 // ---- loaders ----
-// One of four warps: K or V, one half of the head. A lane loads a page of the tile, for both blocks of a pair every other.
-template <int PAIR>
+// One of four warps: K or V, one half of the head. A lane loads a page of the tile.
 TK_DEV void load_half(const CUtensorMap *kv, uint32_t dst, uint32_t bar, int page0, int pages,
                       int half, int head, int layer, int32_t blk, int lane)
 {
@@ -117,12 +113,7 @@ TK_DEV void load_half(const CUtensorMap *kv, uint32_t dst, uint32_t bar, int pag
     }
     __syncwarp();
     if (lane >= page0 && lane < pages) {
-        if constexpr (PAIR == 1) {
-            tma_5d_keep(dst + lane * PAGE_HALF, kv, bar, half * 64, 0, head, layer, blk);
-        } else if ((uint32_t)lane % PAIR == cluster_rank()) {
-            tma_5d_multicast(dst + lane * PAGE_HALF, kv, bar, half * 64, 0, head, layer, blk,
-                             (1 << PAIR) - 1);
-        }
+        tma_5d_keep(dst + lane * PAGE_HALF, kv, bar, half * 64, 0, head, layer, blk);
     }
 }
 
@@ -138,7 +129,6 @@ TK_DEV void load_q(const CUtensorMap *q, const smem_map &sm, const work &w, int 
     __syncwarp();
 }
 
-template <int PAIR>
 TK_DEV void loader(const CUtensorMap *kv, const CUtensorMap *q, const smem_map &sm, const args &a,
                    int warp, int lane)
 {
@@ -148,7 +138,7 @@ TK_DEV void loader(const CUtensorMap *kv, const CUtensorMap *q, const smem_map &
     ring_pos p = {0, 0};
     uint32_t q_ph = 1;
     work w;
-    for (uint32_t round = 0; work_get<PAIR>(a, round, w); round++) {
+    for (uint32_t round = 0; work_get(a, round, w); round++) {
         if (w.n_tiles == 0) {
             continue;
         }
@@ -165,14 +155,9 @@ TK_DEV void loader(const CUtensorMap *kv, const CUtensorMap *q, const smem_map &
         for (; j >= w.tile0; j--) {
             const int32_t next =
                 j > w.tile0 && lane < TILE_PAGES ? table[(j - 1) * TILE_PAGES + lane] : 0;
-            if constexpr (PAIR > 1) {
-                bar_wait_cluster(empty + 8 * p.st, p.ph ^ 1);
-            } else {
-                bar_wait(empty + 8 * p.st, p.ph ^ 1);
-            }
-            load_half<PAIR>(kv, ring + p.st * KV_BYTES, full + 8 * p.st,
-                            j == w.tile0 ? w.hidden : 0, pages, half, head, (int)a.layer, blk,
-                            lane);
+            bar_wait(empty + 8 * p.st, p.ph ^ 1);
+            load_half(kv, ring + p.st * KV_BYTES, full + 8 * p.st, j == w.tile0 ? w.hidden : 0,
+                      pages, half, head, (int)a.layer, blk, lane);
             p.next();
             blk = next;
             pages = TILE_PAGES;
@@ -204,13 +189,9 @@ TK_DEV void values(float (&o)[64], const uint32_t (&p)[32], uint32_t v)
     wg_commit();
 }
 
-template <int PAIR> TK_DEV void release(uint32_t bar, int lane)
+TK_DEV void release(uint32_t bar, int lane)
 {
-    if constexpr (PAIR > 1) {
-        if (lane < PAIR) {
-            bar_arrive_remote(map_rank(bar, (uint32_t)lane));
-        }
-    } else if (lane == 0) {
+    if (lane == 0) {
         bar_arrive(bar);
     }
 }
@@ -346,7 +327,7 @@ TK_DEV void store_out(const float (&o)[64], const rows_state &r, const args &a, 
     }
 }
 
-template <int PAIR> TK_DEV void compute(const smem_map &sm, const args &a, int wg, int t)
+TK_DEV void compute(const smem_map &sm, const args &a, int wg, int t)
 {
     const int lane = t & 31, warp = t >> 5;
     const uint32_t q = sm.q + wg * 2 * Q_HALF;
@@ -357,7 +338,7 @@ template <int PAIR> TK_DEV void compute(const smem_map &sm, const args &a, int w
     if (wg == 1) {
         named_arrive(BAR_WG0, CONSUMERS); // warpgroup 0 goes first
     }
-    for (uint32_t round = 0; work_get<PAIR>(a, round, w); round++) {
+    for (uint32_t round = 0; work_get(a, round, w); round++) {
         if (w.n_tiles == 0) {
             continue;
         }
@@ -378,7 +359,7 @@ template <int PAIR> TK_DEV void compute(const smem_map &sm, const args &a, int w
         scores(s, q, sm.k + kp.st * KV_BYTES);
         named_arrive(other, CONSUMERS);
         wg_wait<0>();
-        release<PAIR>(sm.k_empty + 8 * kp.st, lane);
+        release(sm.k_empty + 8 * kp.st, lane);
         kp.next();
         mask_tile(s, j * KEYS, pos, lane);
         if (a.window != 0) {
@@ -398,7 +379,7 @@ template <int PAIR> TK_DEV void compute(const smem_map &sm, const args &a, int w
             values(o, p, sm.v + vp.st * KV_BYTES);
             named_arrive(other, CONSUMERS);
             wg_wait<1>();
-            release<PAIR>(sm.k_empty + 8 * kp.st, lane);
+            release(sm.k_empty + 8 * kp.st, lane);
             kp.next();
             if (j * KEYS + KEYS - 1 > w.pos0) {
                 mask_tile(s, j * KEYS, pos, lane);
@@ -409,7 +390,7 @@ template <int PAIR> TK_DEV void compute(const smem_map &sm, const args &a, int w
             softmax(s, r, f, a.scale_log2);
             softmax_first(r);
             wg_wait<0>();
-            release<PAIR>(sm.v_empty + 8 * vp.st, lane);
+            release(sm.v_empty + 8 * vp.st, lane);
             vp.next();
             // Multiplying by 1 is exact, so leaving it out where no maximum moved changes no bit.
             if (__any_sync(~0u, f[0] != 1.f || f[1] != 1.f)) {
@@ -426,7 +407,7 @@ template <int PAIR> TK_DEV void compute(const smem_map &sm, const args &a, int w
         }
         values(o, p, sm.v + vp.st * KV_BYTES);
         wg_wait<0>();
-        release<PAIR>(sm.v_empty + 8 * vp.st, lane);
+        release(sm.v_empty + 8 * vp.st, lane);
         vp.next();
         store_out(o, r, a, w, q, wg, t);
         proxy_fence(); // the next TMA write of Q comes after our use of its memory
@@ -434,7 +415,6 @@ template <int PAIR> TK_DEV void compute(const smem_map &sm, const args &a, int w
     }
 }
 
-template <int PAIR>
 __global__ void __launch_bounds__(THREADS, 1)
     attn_prefill_kernel(const __grid_constant__ CUtensorMap kv,
                         const __grid_constant__ CUtensorMap q, const args a)
@@ -460,30 +440,21 @@ __global__ void __launch_bounds__(THREADS, 1)
         for (int i = 0; i < STAGES; i++) {
             bar_init(sm.k_full + 8 * i, 2); // two halves
             bar_init(sm.v_full + 8 * i, 2);
-            bar_init(sm.k_empty + 8 * i, PAIR * CONSUMERS / 32);
-            bar_init(sm.v_empty + 8 * i, PAIR * CONSUMERS / 32);
+            bar_init(sm.k_empty + 8 * i, CONSUMERS / 32);
+            bar_init(sm.v_empty + 8 * i, CONSUMERS / 32);
         }
         bar_init_fence();
         tma_prefetch_map(&kv);
         tma_prefetch_map(&q);
     }
     __syncthreads();
-    if constexpr (PAIR > 1) { // nobody loads into or arrives at a block that is not ready
-        cluster_arrive();
-        cluster_wait();
-    }
     if (wg == 2) {
         asm volatile(
             "setmaxnreg.dec.sync.aligned.u32 40;"); // 128 x 40 + 256 x 232 = what 384 x 168 leave
-        loader<PAIR>(&kv, &q, sm, a, t >> 5, t & 31);
+        loader(&kv, &q, sm, a, t >> 5, t & 31);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-        compute<PAIR>(sm, a, wg, t);
-    }
-    if constexpr (PAIR > 1) { // nor at one that has gone
-        __syncwarp();
-        cluster_arrive();
-        cluster_wait();
+        compute(sm, a, wg, t);
     }
 }
 
@@ -500,20 +471,6 @@ uint32_t section_heads(const struct tk_attn_prefill *p, uint32_t grid)
 }
 
 } // namespace
-
-template <int PAIR>
-static td_err launch_prefill(tk_stream s, const struct tk_attn_prefill *p, args &a, uint32_t sms)
-{
-    TD_TRY(tk_prepare(attn_prefill_kernel<PAIR>, SMEM));
-    const uint32_t total = p->n_tiles * p->n_heads, most = sms / PAIR * PAIR,
-                   grid = total < most ? total : most;
-    a.section = section_heads(p, grid);
-    tk_launch l(s, grid, THREADS, SMEM, PAIR, false);
-    TK_TRY_CUDA(cudaLaunchKernelEx(&l.cfg, attn_prefill_kernel<PAIR>,
-                                   *(const CUtensorMap *)(const void *)p->kv->bytes,
-                                   *(const CUtensorMap *)(const void *)p->q->bytes, a));
-    return TD_OK;
-}
 
 extern "C" td_err tk_attn_prefill(tk_stream s, const struct tk_attn_prefill *p)
 {
@@ -542,9 +499,12 @@ extern "C" td_err tk_attn_prefill(tk_stream s, const struct tk_attn_prefill *p)
     a.out_stride = p->out_stride;
     a.window = (int)p->window;
     a.scale_log2 = p->scale * 1.44269504088896f;
-    // A pair's heads share their KV head, and a section holds whole groups.
-    if (p->pair && a.group % 2 == 0 && dev->sms >= 2) {
-        return launch_prefill<2>(s, p, a, dev->sms);
-    }
-    return launch_prefill<1>(s, p, a, dev->sms);
+    TD_TRY(tk_prepare(attn_prefill_kernel, SMEM));
+    const uint32_t total = p->n_tiles * p->n_heads, grid = total < dev->sms ? total : dev->sms;
+    a.section = section_heads(p, grid);
+    tk_launch l(s, grid, THREADS, SMEM, 1, false);
+    TK_TRY_CUDA(cudaLaunchKernelEx(&l.cfg, attn_prefill_kernel,
+                                   *(const CUtensorMap *)(const void *)p->kv->bytes,
+                                   *(const CUtensorMap *)(const void *)p->q->bytes, a));
+    return TD_OK;
 }

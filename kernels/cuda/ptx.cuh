@@ -95,15 +95,6 @@ TK_DEV void tma_5d_keep(uint32_t dst, const CUtensorMap *m, uint32_t bar, int c0
                  "l"(m), "r"(bar), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
                  : "memory");
 }
-// To the same place in the blocks of the cluster that mask names, each of whose barriers gets its bytes.
-TK_DEV void tma_5d_multicast(uint32_t dst, const CUtensorMap *m, uint32_t bar, int c0, int c1,
-                             int c2, int c3, int c4, uint16_t mask)
-{
-    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes."
-                 "multicast::cluster [%0], [%1, {%3, %4, %5, %6, %7}], [%2], %8;" ::"r"(dst),
-                 "l"(m), "r"(bar), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "h"(mask)
-                 : "memory");
-}
 TK_DEV void tma_4d(uint32_t dst, const CUtensorMap *m, uint32_t bar, int c0, int c1, int c2, int c3,
                    uint64_t pol)
 {
@@ -184,21 +175,6 @@ TK_DEV uint32_t map_rank(uint32_t addr, uint32_t rank)
     uint32_t r;
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(addr), "r"(rank));
     return r;
-}
-// Arrives at a barrier of another block of the cluster, by its address from map_rank.
-TK_DEV void bar_arrive_remote(uint32_t bar)
-{
-    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(bar)
-                 : "memory");
-}
-// As bar_wait, where blocks of the cluster arrive.
-TK_DEV void bar_wait_cluster(uint32_t bar, uint32_t phase)
-{
-    asm volatile("{\n.reg .pred p;\nWAIT_%=:\n"
-                 "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%0], %1;\n"
-                 "@p bra DONE_%=;\nbra WAIT_%=;\nDONE_%=:\n}" ::"r"(bar),
-                 "r"(phase)
-                 : "memory");
 }
 TK_DEV float ld_cluster(uint32_t addr)
 {

@@ -268,21 +268,7 @@ void gpu_variants_decode(void)
     bench_decode_cases(candidates, sizeof candidates / sizeof candidates[0]);
 }
 
-static void time_prefill(struct attn_bench *b, uint32_t s, bool variants)
-{
-    const double flops = 2.0 * HQ * DIM * (double)s * s;
-    if (!variants) {
-        gpu_say("attn", gpu_time_stream(do_prefill, b, SAMPLES), 0, flops, ", \"S\": %u", s);
-        return;
-    }
-    for (int i = 0; i < 6; i++) { /* turn by turn: the card's heat is the same for both */
-        b->p.pair = i % 2 != 0;
-        gpu_say("attn.variant", gpu_time_stream(do_prefill, b, SAMPLES), 0, flops,
-                ", \"S\": %u, \"pair\": %d", s, b->p.pair);
-    }
-}
-
-static void bench_prefill_case(uint32_t s, bool variants)
+static void bench_prefill_case(uint32_t s)
 {
     const uint32_t per = (s + TK_BLOCK_TOK - 1) / TK_BLOCK_TOK;
     struct attn_bench b;
@@ -309,7 +295,8 @@ static void bench_prefill_case(uint32_t s, bool variants)
                                    .table_stride = per,
                                    .out_stride = HQ * DIM,
                                    .scale = 1.f / sqrtf(DIM)};
-    time_prefill(&b, s, variants);
+    gpu_say("attn", gpu_time_stream(do_prefill, &b, SAMPLES), 0, 2.0 * HQ * DIM * (double)s * s,
+            ", \"S\": %u", s);
     gpu_free(pool.base), gpu_free(q), gpu_free(b.p.out), gpu_free((void *)(uintptr_t)b.p.chunks);
     gpu_free((void *)(uintptr_t)b.p.tiles), gpu_free((void *)(uintptr_t)b.p.tables);
     free(tab), free(tiles);
@@ -318,12 +305,6 @@ static void bench_prefill_case(uint32_t s, bool variants)
 void gpu_bench_prefill(void)
 {
     for (uint32_t s = 512; s <= 32768; s *= 4) {
-        bench_prefill_case(s, false);
+        bench_prefill_case(s);
     }
-}
-
-void gpu_variants_attn(void)
-{
-    bench_prefill_case(8192, true);
-    bench_prefill_case(32768, true);
 }

@@ -12,7 +12,6 @@ void gpu_check_prefill(void);
 void gpu_check_pointwise(void);
 void gpu_check_model(void);
 void gpu_check_sample(void);
-void gpu_check_pair(void);
 void gpu_check_race(void);
 
 void gpu_bench_ceiling(void);
@@ -24,7 +23,6 @@ void gpu_bench_prompt(void);
 
 /* Candidates, timed beside what runs now (gpu_variants.c). */
 void gpu_variants_step(void);
-void gpu_variants_attn(void);
 void gpu_variants_decode(void);
 void gpu_variants_heads_of_64(void);
 void gpu_variants_products(void);

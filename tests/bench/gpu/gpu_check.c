@@ -13,7 +13,6 @@
 
 /* How decode attention is launched; no bit may depend on it. */
 static uint32_t use_blocks, use_ring;
-static bool check_pair, use_pair; /* of prefill attention, likewise */
 
 /* Runs decode attention over sequences first .. first + n - 1 of the case. */
 /* NOLINTNEXTLINE(readability-function-size): a case has this many knobs */
@@ -419,7 +418,6 @@ static void run_prefill(const struct gpu_kv *c, const tk_bf16 *q, uint32_t rows,
                                       .table_stride = c->stride,
                                       .out_stride = n_heads * dim,
                                       .scale = 1.f / sqrtf((float)dim),
-                                      .pair = use_pair,
                                       .window = window};
     TK(tk_attn_prefill(NULL, &a));
     CU(cudaDeviceSynchronize());
@@ -459,17 +457,6 @@ static void check_prefill_batch(uint32_t heads, uint32_t kvh, uint32_t dim,
     (void)snprintf(name, sizeof name, "prefill %u/%u x %u, %u chunks, %u rows, window %u", heads,
                    kvh, dim, n, rows, window);
     (void)gpu_close(name, out, heads * dim, want, rows, heads * dim, TOL_ATTN);
-    if (check_pair) {
-        tk_bf16 *paired = gpu_alloc(elems * 2);
-        gpu_poison(paired, elems * 2);
-        use_pair = true;
-        run_prefill(&c, q, rows, paired, heads, 1, chunks, n, window);
-        use_pair = false;
-        (void)snprintf(name, sizeof name, "prefill %u/%u, %u chunks, window %u: heads in pairs",
-                       heads, kvh, n, window);
-        (void)gpu_same_bits(name, out, paired, elems * 2);
-        gpu_free(paired);
-    }
     gpu_kv_drop(&c);
     gpu_free(q), gpu_free(out), gpu_free(want), gpu_free(rr_dev);
     free(rr);
@@ -524,20 +511,6 @@ void gpu_check_prefill(void)
         check_chunked_equals_whole(dim, 77);
         check_chunked_equals_whole(dim, 400);
     }
-}
-
-/* Apart from the others: if two blocks that wait for each other never end, only this part does not. */
-void gpu_check_pair(void)
-{
-    const struct tk_chunk a[] = {{0, 128, 0, 0}}, d[] = {{0, 2048, 0, 0}};
-    const struct tk_chunk b[] = {
-        {0, 1, 0, 0}, {1, 300, 0, 1}, {301, 128, 128, 2}, {429, 77, 1000, 3}, {506, 513, 37, 4}};
-    check_pair = true;
-    check_prefill_batch(4, 1, 128, a, 1, 0);
-    check_prefill_batch(32, 8, 128, b, 5, 0);
-    check_prefill_batch(12, 2, 128, b, 5, 333);
-    check_prefill_batch(32, 8, 128, d, 1, 640);
-    check_pair = false;
 }
 
 /* Small enough for compute-sanitizer's racecheck. */
