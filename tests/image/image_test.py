@@ -1,4 +1,6 @@
-"""The CPU image, built from its Dockerfile, and the chart's pods in it as a cluster would run them.
+"""An image, built from its Dockerfile, and the chart's pods in it as a cluster would run them.
+
+    image_test.py [--build Dockerfile.cuda] [TEST...]     Dockerfile.cpu, unless another is named
 
 Run by ./dev check image (root, debootstrap). Every pod of the rendering `cpu` gets the image as its root, read-only, its
 volumes at their real paths, uid 10001 without a capability, and a network namespace with eth0 and an address of its own;
@@ -25,19 +27,25 @@ from manifest import LocalPods, Manifest, environment, expand, listening, matche
 
 CACHE = os.environ["TANDEM_IMAGES"]
 UID = 10001
+ARGV = list(sys.argv)
+DOCKERFILE = "Dockerfile.cpu"
+if "--build" in sys.argv:
+    option = sys.argv.index("--build")
+    DOCKERFILE = sys.argv[option + 1]
+    del sys.argv[option:option + 2]
 
-if os.environ.get("TANDEM_IMAGE_INSIDE") != "1" and "--build" not in sys.argv:
+if os.environ.get("TANDEM_IMAGE_INSIDE") != "1":
     # Built out here, where the network is; then a network and mounts of our own: nothing of it outlives this process.
-    Builder(ROOT, CACHE).build("deploy/docker/Dockerfile.cpu")
+    Builder(ROOT, CACHE).build("deploy/docker/" + DOCKERFILE)
     os.environ["TANDEM_IMAGE_INSIDE"] = "1"
-    os.execvp("unshare", ["unshare", "--net", "--mount", sys.executable, *sys.argv])
+    os.execvp("unshare", ["unshare", "--net", "--mount", sys.executable, *ARGV])
 
 IMAGE = []
 
 
 def image():
     if not IMAGE:
-        IMAGE.append(Builder(ROOT, CACHE).build("deploy/docker/Dockerfile.cpu"))
+        IMAGE.append(Builder(ROOT, CACHE).build("deploy/docker/" + DOCKERFILE))
     return IMAGE[0]
 
 
@@ -272,6 +280,22 @@ def test_the_rendered_pods_run_unchanged_in_the_image_and_pass_helm_test():
         assert fields["NoNewPrivs"] == "1", (pod, fields)
 
 
+if DOCKERFILE == "Dockerfile.cuda":
+    def test_the_cuda_engine_has_its_libraries_and_says_what_a_machine_without_a_gpu_lacks():
+        with Mounted(image().layers) as root:
+            needs = subprocess.run(["chroot", root, "ldd", "/usr/lib/x86_64-linux-gnu/libcublasLt.so.13"], capture_output=True,
+                                   text=True, check=True).stdout
+            assert "not found" not in needs, needs
+        p = pods()
+        p.make_address("gpu")
+        folder = tempfile.mkdtemp(dir=SCRATCH)
+        shutil.copy(tiny_model(kind="f16"), os.path.join(folder, "model.gguf"))
+        os.chmod(folder, 0o755)
+        argv = ["tandem-decode", "--role=both", "--backend=cuda", "--model=/model/model.gguf", "--router-admin-port=8001"]
+        status, said = p.run_once("gpu", argv, {}, {"/model": (folder, True)})
+        assert status == 1 and "CUDA driver version is insufficient" in said and "nvidia-smi shows driver and GPUs" in said, said
+
+
 def test_kv_went_over_tcp_between_the_pods_addresses():
     p = pods()
     text = open_get(f"http://{p.addresses['t-tandem-prefill']}:8100/metrics", body=True)
@@ -348,7 +372,4 @@ def test_the_pods_end_cleanly_at_sigterm():
     assert set(statuses.values()) == {0}, (statuses, {n: p.pod_log(n) for n, s in statuses.items() if s != 0})
 
 
-if "--build" in sys.argv:
-    print(Builder(ROOT, CACHE).build("deploy/docker/" + sys.argv[sys.argv.index("--build") + 1]).layers)
-else:
-    run(globals())
+run(globals())
