@@ -76,7 +76,7 @@ def flag_schema(kind, text):
 
 
 def flag_definition(build, name, title, known=None):
-    """With `known`, only those flags and with their texts: a flag that the chart does not know yet is no error of the chart."""
+    """With `known`, those flags keep their texts: a better word in the program's help is no error of the chart, a new flag is."""
     props = {}
     for flag, (kind, text, debug) in sorted(flags(build, name).items()):
         both_only = text.startswith("--role both:") or flag.startswith("router-admin")
@@ -84,8 +84,6 @@ def flag_definition(build, name, title, known=None):
             props[flag] = flag_schema(kind, text)
             if known is not None and flag in known:
                 props[flag]["description"] = known[flag]["description"]
-    if known is not None:
-        props = {flag: p for flag, p in props.items() if flag in known}
     return {"type": "object", "description": title, "additionalProperties": False, "properties": props}
 
 

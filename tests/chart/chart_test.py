@@ -122,17 +122,39 @@ def custom_schema(kind):
         return json.load(f)
 
 
+def nulls(node, path=""):
+    """Where a template wrote a key and found no value for it."""
+    children = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else []
+    return ([path] if node is None else []) + [at for key, child in children for at in nulls(child, f"{path}.{key}")]
+
+
+def satisfies(doc, versions):
+    assert not nulls(doc), (doc["kind"], doc["metadata"]["name"], nulls(doc))
+    for version in versions:
+        try:
+            kubernetes_validate.validate(doc, version, strict=True)
+        except kubernetes_validate.SchemaNotFoundError:
+            jsonschema.validate(doc, custom_schema(doc["kind"]))
+
+
 def test_kubernetes_schemas_accept_every_rendering():
     checked = 0
     for case in CASES:
         for doc in Manifest(render(HELMS[0], case)).docs:
-            for version in VERSIONS.get(case, ANY_VERSION):
-                try:
-                    kubernetes_validate.validate(doc, version, strict=True)
-                except kubernetes_validate.SchemaNotFoundError:
-                    jsonschema.validate(doc, custom_schema(doc["kind"]))
-                checked += 1
+            satisfies(doc, VERSIONS.get(case, ANY_VERSION))
+            checked += 1
     assert checked > 100, checked
+
+
+def test_each_kind_of_workload_takes_a_strategy_of_its_own():
+    where = {"Deployment": ("strategy", "maxSurge"), "StatefulSet": ("updateStrategy", "partition"),
+             "LeaderWorkerSet": ("rolloutStrategy", "partition")}
+    for kind, (key, part) in where.items():
+        text = render(HELMS[0], "cpu", "--set", f"decode.kind={kind}", "--set", f"decode.strategy.rollingUpdate.{part}=2")
+        doc = Manifest(text).get(kind, "t-tandem-decode")
+        satisfies(doc, ANY_VERSION)
+        rolling = doc["spec"][key]["rollingUpdate" + ("Configuration" if kind == "LeaderWorkerSet" else "")]
+        assert rolling == {part: 2}, (kind, doc["spec"][key])
 
 
 def test_monitoring_resources_satisfy_the_operators_types():
@@ -205,8 +227,14 @@ REFUSED = [
      r"router.terminationGracePeriodSeconds: must be at least 15 above preStopSeconds"),
     (["prefill.kind=LeaderWorkerSet", "prefill.leaderWorkerSet.size=2"],
      r"leaderWorkerSet.size: this version's engine does not span hosts"),
+    (["prefill.kind=LeaderWorkerSet", "prefill.strategy.type=Recreate"],
+     r"prefill.strategy.type: a LeaderWorkerSet has RollingUpdate, not Recreate"),
+    (["decode.kind=StatefulSet", "decode.strategy.type=Recreate"],
+     r"decode.strategy.type: a StatefulSet has RollingUpdate and OnDelete, not Recreate"),
+    (["fullnameOverride=70b"], r"fullnameOverride: Services would be named 70b; name it with a letter first"),
     (["decode.autoscaling.enabled=true", "decode.autoscaling.minReplicas=9"],
      r"decode.autoscaling.minReplicas: must not be above maxReplicas"),
+    (["prefill.gpu.count=2"], r"prefill.gpu.count: this version's engine uses one GPU.*raise replicas"),
     (["decode.gpu.count=1", "decode.gpu.dra.enabled=true"], r"decode.gpu: count and dra.enabled exclude each other"),
 ]
 

@@ -9,6 +9,10 @@
 {{- if ne (len $sources) 1 -}}
 {{- fail (printf "model: name exactly one source: model.volume, model.image.reference or model.fetch.uri (now: %s)" (ternary "none" (join ", " $sources) (empty $sources))) -}}
 {{- end -}}
+{{- $full := include "tandem.fullname" . -}}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $full) -}}
+{{- fail (printf "fullnameOverride: Services would be named %s; name it with a letter first, then lower-case letters, digits and dashes" $full) -}}
+{{- end -}}
 {{- if not $v.model.path }}{{ fail "model.path: name the model's file or folder inside the source, for example model.gguf" }}{{ end -}}
 {{- if and $v.model.fetch.uri (empty $v.model.fetch.files) }}{{ fail "model.fetch.files: name each file with its sha256" }}{{ end -}}
 {{- $roles := dict -}}
@@ -64,6 +68,10 @@
 {{- if gt (int $v.autoscaling.minReplicas) (int $v.autoscaling.maxReplicas) }}{{ fail (printf "%s.autoscaling.minReplicas: must not be above maxReplicas" $w.name) }}{{ end -}}
 {{- if and (eq (int $v.autoscaling.cpuUtilization) 0) (empty $v.autoscaling.metrics) }}{{ fail (printf "%s.autoscaling: name cpuUtilization or metrics" $w.name) }}{{ end -}}
 {{- end -}}
+{{- $types := index (dict "Deployment" (list "RollingUpdate" "Recreate") "StatefulSet" (list "RollingUpdate" "OnDelete") "LeaderWorkerSet" (list "RollingUpdate")) $v.kind -}}
+{{- with $v.strategy.type -}}
+{{- if not (has . $types) }}{{ fail (printf "%s.strategy.type: a %s has %s, not %s" $w.name $v.kind (join " and " $types) .) }}{{ end -}}
+{{- end -}}
 {{- if and (eq $w.role "router") (ne $v.kind "Deployment") }}{{ fail "router.kind: a router has no identity to keep; only Deployment" }}{{ end -}}
 {{- end -}}
 
@@ -90,5 +98,6 @@
 {{- if and (eq $v.kind "LeaderWorkerSet") (ne (int $v.leaderWorkerSet.size) 1) -}}
 {{- fail (printf "%s.leaderWorkerSet.size: this version's engine does not span hosts, so a group is 1 pod" $w.name) -}}
 {{- end -}}
+{{- if gt (int $v.gpu.count) 1 }}{{ fail (printf "%s.gpu.count: this version's engine uses one GPU, so a pod asks for 1; raise replicas" $w.name) }}{{ end -}}
 {{- if and $v.gpu.dra.enabled (gt (int $v.gpu.count) 0) }}{{ fail (printf "%s.gpu: count and dra.enabled exclude each other" $w.name) }}{{ end -}}
 {{- end -}}
