@@ -152,7 +152,7 @@ size_t tk_attn_decode_scratch(uint32_t n_kv_heads, uint32_t group, uint32_t head
                               uint32_t max_entries);
 td_err tk_attn_decode(tk_stream s, const struct tk_attn_decode *a);
 
-/* ---- prefill attention: causal, paged, a ragged batch of chunks ---- */
+/* ---- prefill attention: causal, paged, a ragged batch of chunks. Heads of 64 take the sm_80 kernel on every device ---- */
 struct tk_chunk {
     int32_t row0;  /* first row of the chunk in q and out */
     int32_t n;     /* rows */
@@ -176,7 +176,7 @@ struct tk_attn_prefill {
         window; /* 0: all; else a row sees its last window tokens, itself included. Blocks wholly before what the first
                         row of a tile sees are not read */
 };
-/* Map over rows of q: head_dim 128, rows row_stride elements apart. */
+/* Map over rows of q, row_stride elements apart. */
 td_err tk_rows_map(const tk_bf16 *q, uint32_t rows, uint32_t n_heads, uint32_t head_dim,
                    uint32_t row_stride, struct tk_map *out_map);
 td_err tk_attn_prefill(tk_stream s, const struct tk_attn_prefill *a);

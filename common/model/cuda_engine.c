@@ -23,6 +23,7 @@
 #define SPINS        200000 /* pauses, some ms, before a thread sleeps: a step is not late for a wake-up */
 #define SPIN_CORES   8 /* with fewer the pauses would be somebody's work */
 #define NUMERICS     "cuda-bf16-v1"
+#define NUMERICS_64  "cuda-bf16-v2" /* heads of 64: prompts run through a kernel of their own */
 #define NUMERICS_SM80                                                                              \
     "cuda-sm80-bf16-v1" /* and the device's capability: the library's products differ */
 
@@ -292,7 +293,7 @@ static td_err make_host(struct td__cu *e, struct td__cu_host *h)
     TD_TRY(PIN(e, h->rows, c->max_samples));
     TD_TRY(PIN(e, h->results, c->max_samples));
     TD_TRY(PIN(e, h->result_row, c->max_samples));
-    TD_TRY(PIN(e, h->groups, c->max_tokens));
+    TD_TRY(PIN(e, h->groups, c->max_rows));
     return PIN(e, h->passes, c->max_passes);
 }
 
@@ -437,8 +438,6 @@ static void describe_shape(struct td__cu *e, const struct td_cuda_engine_params 
     const uint32_t len = e->info.max_model_len;
     const uint32_t per_seq = (len + TK_CHUNK_TOK - 1) / TK_CHUNK_TOK;
     c->deterministic = p->deterministic;
-    /* The sm_80 prefill kernel would serve heads of 64 on Hopper too; the decode kernel stays until both are measured. */
-    c->decode_only = e->dim != 128 && e->path == TK_PATH_SM90A;
     c->blocks_per_seq = (len + TK_BLOCK_TOK - 1) / TK_BLOCK_TOK;
     c->max_entries = per_seq * TK_MAX_ROWS < 8192 ? per_seq * TK_MAX_ROWS : 8192;
     c->max_entries = c->max_entries > per_seq ? c->max_entries : per_seq;
@@ -510,11 +509,13 @@ static td_err check_params(const struct td_cuda_engine_params *p)
     return TD_OK;
 }
 
-static void name_numerics(struct td__cu *e, const struct tk_device_facts *f, bool deterministic)
+static void name_numerics(struct td__cu *e, const struct tk_device_facts *f, bool hopper,
+                          bool deterministic)
 {
     const char *det = deterministic ? "-det" : "";
-    if (e->path == TK_PATH_SM90A) {
-        (void)snprintf(e->numerics, sizeof e->numerics, NUMERICS "%s", det);
+    if (hopper) {
+        (void)snprintf(e->numerics, sizeof e->numerics, "%s%s",
+                       e->model->hp.head_dim == 64 ? NUMERICS_64 : NUMERICS, det);
     } else {
         (void)snprintf(e->numerics, sizeof e->numerics, NUMERICS_SM80 "-cc%u%u%s", f->major,
                        f->minor, det);
@@ -525,20 +526,21 @@ static td_err open_device(struct td__cu *e, const struct td_cuda_engine_params *
 {
     static const enum tk_path paths[] = {TK_PATH_AUTO, TK_PATH_SM80, TK_PATH_SM90A};
     struct tk_device_facts f;
+    enum tk_path path = TK_PATH_AUTO;
     td_err err = tk_device_open(e->device, &f);
     if (err != TD_OK) {
         return td__cu_said(
             err, "open the device (nvidia-smi shows driver and GPUs; --device, --backend)");
     }
-    err = tk_path_set(paths[p->kernels], &e->path);
+    err = tk_path_set(paths[p->kernels], &path);
     if (err == TD_ERR_UNSUPPORTED) {
         TD_LOG(ERROR, "these kernels do not run on this GPU",
                "device=\"%s\" capability=%u.%u need=\"8.0 or later; sm_90a: exactly 9.0\"", f.name,
                f.major, f.minor);
     }
     TD_TRY(err);
-    const bool hopper = e->path == TK_PATH_SM90A;
-    name_numerics(e, &f, p->deterministic);
+    const bool hopper = path == TK_PATH_SM90A;
+    name_numerics(e, &f, hopper, p->deterministic);
     TD_LOG(INFO, "accelerator",
            "device=%d name=\"%s\" capability=%u.%u kernels=%s bytes=%" PRIu64 " free=%" PRIu64,
            e->device, f.name, f.major, f.minor, hopper ? "sm_90a" : "sm_80", f.total_bytes,

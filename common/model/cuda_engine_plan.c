@@ -257,18 +257,16 @@ static void plan_decode(struct build *b)
 
 /* --- the wide pass --- */
 
-/* Attention of n tokens from tok0 through the decode kernel, in launches of bounded work. */
+/* Attention of the n decode rows from tok0 on, in launches of bounded work. */
 static void add_groups(struct build *b, struct td__cu_pass *p, uint32_t tok0, uint32_t n,
-                       uint32_t table0, bool one_table)
+                       uint32_t table0)
 {
     struct td__cu_group *g = NULL;
     for (uint32_t i = 0; i < n; i++) {
         uint32_t entries = entries_of((uint32_t)b->h->lens[tok0 + i]);
         if (g == NULL || g->n == TK_MAX_SEQS || g->entries + entries > b->c->max_entries) {
             g = &b->h->groups[p->n_groups++];
-            *g = (struct td__cu_group){.tok0 = tok0 + i,
-                                       .table0 = one_table ? table0 : table0 + i,
-                                       .one_table = one_table};
+            *g = (struct td__cu_group){.tok0 = tok0 + i, .table0 = table0 + i};
         }
         g->n++;
         g->entries += entries;
@@ -311,14 +309,9 @@ static void add_wide(struct build *b, struct td__cu_pass *p, uint32_t r, uint32_
 
 static void add_chunk(struct build *b, struct td__cu_pass *p, uint32_t r, uint32_t n)
 {
-    struct tk_chunk c = {(int32_t)p->n_tok, (int32_t)n, (int32_t)b->s->rows[r].pos,
-                         (int32_t)p->n_tables};
+    b->h->chunks[p->n_chunks++] = (struct tk_chunk){
+        (int32_t)p->n_tok, (int32_t)n, (int32_t)b->s->rows[r].pos, (int32_t)p->n_tables};
     add_wide(b, p, r, n);
-    if (b->c->decode_only) {
-        add_groups(b, p, (uint32_t)c.row0, n, (uint32_t)c.table, true);
-    } else {
-        b->h->chunks[p->n_chunks++] = c;
-    }
 }
 
 static td_err plan_wide(struct build *b, bool decode_too)
@@ -346,7 +339,7 @@ static td_err plan_wide(struct build *b, bool decode_too)
         return TD_OK;
     }
     if (decode_too) {
-        add_groups(b, p, tok0, p->n_tok - tok0, table0, false);
+        add_groups(b, p, tok0, p->n_tok - tok0, table0);
     }
     return tk_tiles_host(h->chunks, p->n_chunks, h->tiles, b->c->max_tiles, &p->n_tiles);
 }

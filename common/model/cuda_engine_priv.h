@@ -35,11 +35,10 @@ struct td__cu_flat_in {
     struct tk_sample_row rows[TK_MAX_ROWS];
 };
 
-/* Tokens of a wide pass whose attention runs through the decode kernel in one launch. */
+/* Decode rows of a wide pass whose attention runs in one launch. */
 struct td__cu_group {
     uint32_t tok0, n, entries;
-    uint32_t table0; /* row of the table array */
-    bool one_table;  /* all of them have that one; else row table0 + i */
+    uint32_t table0; /* row of the table array; the others' follow */
 };
 
 struct td__cu_pass {
@@ -71,7 +70,7 @@ struct td__cu_host {
     struct tk_sampled *results; /* [max_samples] */
     /* not copied */
     uint32_t *result_row;        /* [max_samples] row of the step; UINT32_MAX: nobody's */
-    struct td__cu_group *groups; /* [max_tokens] */
+    struct td__cu_group *groups; /* [max_rows] */
     struct td__cu_pass *passes;  /* [max_passes] */
     uint32_t n_passes, n_results, n_tables;
     bool failed; /* could not be enqueued */
@@ -81,7 +80,6 @@ struct td__cu_host {
 /* What planning must know. */
 struct td__cu_shape {
     bool deterministic;
-    bool decode_only; /* chunks go through the decode attention kernel (head_dim 64 on Hopper) */
     uint32_t max_entries; /* of one decode attention launch */
     uint32_t blocks_per_seq;
     uint32_t max_rows, max_tokens, max_tiles, max_passes, max_samples, max_tables;
@@ -126,7 +124,6 @@ struct td__cu {
     struct td__cu_shape shape;
     struct td_steps q;
     int device;
-    enum tk_path path; /* which kernels */
     char numerics[48];
     uint32_t embd; /* n_embd, zero-padded to what flat products take */
     uint32_t ffn, n_heads, n_kv, dim, group, q_width, qkv_width;

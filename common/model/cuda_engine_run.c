@@ -295,7 +295,6 @@ static td_err wide_group(struct td__cu *e, const struct td__cu_layer *l, uint32_
                                      .n_kv_heads = e->n_kv,
                                      .head_dim = e->dim,
                                      .table_stride = stride,
-                                     .one_table = g->one_table,
                                      .q_stride = e->qkv_width,
                                      .out_stride = e->q_width,
                                      .max_entries = g->entries,

@@ -24,7 +24,6 @@ void gpu_bench_prompt(void);
 /* Candidates, timed beside what runs now (gpu_variants.c). */
 void gpu_variants_step(void);
 void gpu_variants_decode(void);
-void gpu_variants_heads_of_64(void);
 void gpu_variants_products(void);
 
 #endif

@@ -1,12 +1,10 @@
 /* Candidates for what runs now, each timed beside it in one call, so that one look at a device decides. None moves a bit of
- * any result but gpu_variants_heads_of_64, which compares two kernels. */
-#include <math.h>
+ * any result. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "tests/bench/gpu/gpu_cases.h"
-#include "tests/bench/gpu/gpu_kv.h"
 #include "tests/bench/gpu/gpu_model.h"
 
 #define SAMPLES 25
@@ -135,95 +133,4 @@ void gpu_variants_products(void)
     }
     (void)tk_lt_destroy(lt);
     gpu_free(how.flush);
-}
-
-/* ---- prompts with heads of 64: the decode kernel, a token at a time, or the prefill kernel ---- */
-
-enum { HQ = 32, HKV = 8, DIM = 64, CHUNK = 512 };
-
-struct heads64 {
-    struct tk_attn_prefill p;
-    struct tk_attn_decode d;
-};
-static void do_as_prefill(void *ctx, tk_stream s, int i)
-{
-    const struct heads64 *h = ctx;
-    TK(tk_attn_prefill(s, &h->p));
-    (void)i;
-}
-static void do_as_decode(void *ctx, tk_stream s, int i)
-{
-    const struct heads64 *h = ctx;
-    TK(tk_attn_decode(s, &h->d));
-    (void)i;
-}
-
-/* A chunk of 512 tokens whose last one sees `seen`. */
-static void heads64_case(int32_t seen)
-{
-    struct gpu_kv c = gpu_kv_make(&seen, 1, HKV, DIM, 1, 0, 3);
-    const struct tk_chunk chunk = {0, CHUNK, seen - CHUNK, 0};
-    tk_bf16 *q = gpu_random_bf16((size_t)CHUNK * HQ * DIM, 1.f, 7),
-            *out = gpu_alloc((size_t)CHUNK * HQ * DIM * 2);
-    uint32_t tiles[CHUNK / TK_TILE_ROWS], n_tiles = 0;
-    int32_t lens[CHUNK];
-    for (int32_t i = 0; i < CHUNK; i++) {
-        lens[i] = seen - CHUNK + i + 1;
-    }
-    struct tk_map qm, dm;
-    TK(tk_tiles_host(&chunk, 1, tiles, CHUNK / TK_TILE_ROWS, &n_tiles));
-    TK(tk_rows_map(q, CHUNK, HQ, DIM, HQ * DIM, &qm));
-    TK(tk_kv_decode_map(&c.pool, 0, &dm));
-    const size_t words = tk_plan_words(CHUNK, CHUNK * (uint32_t)seen);
-    const uint32_t cap = (uint32_t)words - 1 - TK_MAX_SEQS;
-    const size_t sb = tk_attn_decode_scratch(HKV, HQ / HKV, DIM, cap);
-    struct heads64 h = {.p = {.kv = &c.map,
-                              .q = &qm,
-                              .out = out,
-                              .chunks = gpu_upload(&chunk, sizeof chunk),
-                              .tiles = gpu_upload(tiles, sizeof tiles),
-                              .tables = c.tables,
-                              .n_tiles = n_tiles,
-                              .n_heads = HQ,
-                              .n_kv_heads = HKV,
-                              .head_dim = DIM,
-                              .table_stride = c.stride,
-                              .out_stride = HQ * DIM,
-                              .scale = 0.125f},
-                        .d = {.kv = &dm,
-                              .q = q,
-                              .out = out,
-                              .lens = gpu_upload(lens, sizeof lens),
-                              .tables = c.tables,
-                              .plan = gpu_alloc(words * 4),
-                              .scratch = gpu_alloc(sb),
-                              .n_seqs = CHUNK,
-                              .n_heads = HQ,
-                              .n_kv_heads = HKV,
-                              .head_dim = DIM,
-                              .table_stride = c.stride,
-                              .one_table = true,
-                              .q_stride = HQ * DIM,
-                              .out_stride = HQ * DIM,
-                              .max_entries = cap,
-                              .scale = 0.125f}};
-    CU(cudaMemset(h.d.scratch, 0, sb));
-    TK(tk_plan_device(NULL, h.d.lens, CHUNK, (uint32_t *)(uintptr_t)h.d.plan, words));
-    const double flops = 4.0 * HQ * DIM * CHUNK * (seen - CHUNK / 2.0);
-    gpu_say("heads64.decode_kernel", gpu_time_stream(do_as_decode, &h, SAMPLES), 0, flops,
-            ", \"chunk\": %d, \"ctx\": %d", CHUNK, seen);
-    gpu_say("heads64.prefill_kernel", gpu_time_stream(do_as_prefill, &h, SAMPLES), 0, flops,
-            ", \"chunk\": %d, \"ctx\": %d", CHUNK, seen);
-    gpu_free((void *)(uintptr_t)h.p.chunks), gpu_free((void *)(uintptr_t)h.p.tiles);
-    gpu_free((void *)(uintptr_t)h.d.lens), gpu_free((void *)(uintptr_t)h.d.plan),
-        gpu_free(h.d.scratch);
-    gpu_free(q), gpu_free(out);
-    gpu_kv_drop(&c);
-}
-
-void gpu_variants_heads_of_64(void)
-{
-    heads64_case(CHUNK);
-    heads64_case(2048);
-    heads64_case(8192);
 }

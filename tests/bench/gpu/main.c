@@ -27,7 +27,6 @@ static const struct part {
     {"prefill", gpu_bench_prompt},
     {"variants-step", gpu_variants_step},
     {"variants-decode", gpu_variants_decode},
-    {"variants-heads-64", gpu_variants_heads_of_64},
     {"variants-products", gpu_variants_products},
 };
 

@@ -115,7 +115,7 @@ serve() {
 }
 variants() {
     local c
-    for c in variants-decode variants-heads-64 variants-step variants-products; do
+    for c in variants-decode variants-step variants-products; do
         run variants 120 ours.json "$bin/gpu-bench" $c
     done
 }

@@ -100,7 +100,7 @@ static void a_window_hides_what_lies_before_it(void **state)
 static void logits_are_close_to_the_float32_reference(void **state)
 {
     check_logits(4, "bf16", LONG, 128); /* head_dim 128 */
-    check_logits(8, "bf16", 90, 64);    /* head_dim 64: chunks through the decode kernel */
+    check_logits(8, "bf16", 90, 64);    /* head_dim 64 */
     check_logits(4, "f16", 40, 40);
     check_logits(4, "f32", 40, 7);
     check_model(open_shape(192, 3, 1, 0, "bf16"), "bf16, 192 padded to 256", 40, 40);
@@ -435,22 +435,13 @@ static void expect_kernels(uint32_t major, uint32_t minor, enum td_cuda_kernels 
 
 static void the_device_or_a_parameter_chooses_the_kernels(void **state)
 {
-    expect_kernels(9, 0, TD_CUDA_KERNELS_AUTO, "cuda-bf16-v1");
-    expect_kernels(9, 0, TD_CUDA_KERNELS_SM90A, "cuda-bf16-v1");
+    expect_kernels(9, 0, TD_CUDA_KERNELS_AUTO, "cuda-bf16-v2");
+    expect_kernels(9, 0, TD_CUDA_KERNELS_SM90A, "cuda-bf16-v2");
     expect_kernels(9, 0, TD_CUDA_KERNELS_SM80, "cuda-sm80-bf16-v1-cc90");
     expect_kernels(8, 6, TD_CUDA_KERNELS_AUTO, "cuda-sm80-bf16-v1-cc86");
     expect_kernels(12, 0, TD_CUDA_KERNELS_AUTO, "cuda-sm80-bf16-v1-cc120");
     expect_kernels(8, 0, TD_CUDA_KERNELS_SM90A, NULL);
     expect_kernels(7, 5, TD_CUDA_KERNELS_AUTO, NULL);
-}
-
-/* Heads of 64 compute chunks through the prefill kernel there, not the decode kernel. */
-static void heads_of_64_take_the_prefill_kernel_without_hopper(void **state)
-{
-    tk_ref_set_capability(8, 0);
-    check_model(open_shape(512, 8, 4, 0, "bf16"), "bf16, sm_80", 90, 64);
-    check_model(open_shape(512, 8, 4, 37, "bf16"), "bf16, sm_80, window 37", 90, 40);
-    tk_ref_set_capability(9, 0);
 }
 
 static void the_pool_takes_what_the_share_of_memory_leaves(void **state)
@@ -510,7 +501,6 @@ int main(void)
         cmocka_unit_test(layers_are_told_one_by_one),
         cmocka_unit_test(what_the_device_cannot_compute_is_refused_with_a_reason),
         cmocka_unit_test(the_device_or_a_parameter_chooses_the_kernels),
-        cmocka_unit_test(heads_of_64_take_the_prefill_kernel_without_hopper),
         cmocka_unit_test(the_pool_takes_what_the_share_of_memory_leaves),
         cmocka_unit_test(each_failure_while_it_is_made_is_an_error),
     };
