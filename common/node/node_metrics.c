@@ -191,6 +191,15 @@ static td_err make_families(struct nd_metrics *m)
     return TD_OK;
 }
 
+/* Nodes do not sleep; tools read the name. */
+static void set_awake(struct nd_metrics *m)
+{
+    static const char *const states[] = {"awake", "weights_offloaded", "discard_all"};
+    for (size_t i = 0; m->f[V_SLEEP] != NULL && i < TD_COUNT(states); i++) {
+        td_metric_set(labelled(m, V_SLEEP, states[i]), i == 0);
+    }
+}
+
 static void set_cache_info(struct nd_metrics *m)
 {
     const struct td_engine_info *e = m->node->p.engine->ops->info(m->node->p.engine);
@@ -223,6 +232,7 @@ td_err nd_metrics_create(struct td_node *n, struct nd_metrics **out_metrics)
         return err;
     }
     set_cache_info(m);
+    set_awake(m);
     set(m, F_MODEL_LOAD, n->p.model_load_s);
     td_metrics_on_scrape(m->reg, on_scrape, m);
     *out_metrics = m;
@@ -360,6 +370,8 @@ static void done_tokens(struct nd_metrics *m, const struct nd_done *d)
         see(m, V_REQ_PROMPT, d->n_prompt);
         see(m, V_REQ_GENERATION, d->n_output);
         see(m, V_REQ_MAX_TOKENS, d->max_tokens);
+        see(m, V_REQ_MAX_GENERATION, d->n_output); /* a work is one choice */
+        see(m, V_REQ_N, 1);
         see(m, V_REQ_KV_COMPUTED, computed ? d->n_prompt : 0);
     }
 }

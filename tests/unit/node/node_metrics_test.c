@@ -131,6 +131,8 @@ static void a_scrape_shows_what_the_node_is_doing(void **state)
     assert_true(value("tandem_node_decode_transfer_queue_requests", "") == 1);
     assert_true(value("tandem_node_pending_prealloc_token_ratio", "") == 256.0 / (64 * 16));
     assert_true(value("vllm:cache_config_info", "block_size=\"16\"") == 1);
+    assert_true(value("vllm:engine_sleep_state", "sleep_state=\"awake\"") == 1);
+    assert_true(value("vllm:engine_sleep_state", "") == 1);
     assert_true(value("tandem_node_uptime_seconds", "model_name=\"tiny\"") > 0);
     assert_true(value("tandem_node_uptime_seconds", "role=\"decode\"") > 0);
     assert_true(value("tandem_node_uptime_seconds", "node=\"d0\"") > 0);
@@ -184,6 +186,8 @@ static void a_works_end_moves_the_figures_of_its_role(void **state)
     assert_true(value("vllm:request_inference_time_seconds_sum", "") == 5.5);
     assert_true(value("vllm:request_generation_tokens_sum", "") == 6);
     assert_true(value("vllm:request_params_max_tokens_sum", "") == 10);
+    assert_true(value("vllm:request_max_num_generation_tokens_sum", "") == 6);
+    assert_true(value("vllm:request_params_n_sum", "") == 2);
 }
 
 static void a_failed_end_is_counted_as_what_it_was(void **state)
