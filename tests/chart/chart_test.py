@@ -388,6 +388,20 @@ def test_the_pods_restart_at_a_rotation_and_not_at_an_upgrade():
     assert all(a["tandem/cluster-keys"] == "k2.k1" for a in marks("--set", "clusterSecret.keyIds={k2,k1}").values())
 
 
+def test_the_policies_let_pods_out_to_the_ports_of_the_addresses_they_are_given():
+    ports = {"http://minio.storage:9000/models": 9000, "http://models.example/m": 80, "https://models.example/m": 443,
+             "https://models.example:8443/m": 8443, "hf://owner/name@main": 443}
+    traces = {"http://otel:4318": 4318, "https://otel.example": 443, "http://otel": 80}
+    for what, values, case in (("model.fetch.uri", ports, "autoscaled"), ("tracing.endpoint", traces, "autoscaled")):
+        for url, port in values.items():
+            docs = Manifest(render(HELMS[-1], case, "--set", f"{what}={url}")).docs
+            for name in ("t-tandem-node", "t-tandem-router"):
+                policy = next(d for d in docs if d["kind"] == "NetworkPolicy" and d["metadata"]["name"] == name)
+                peer = "ipBlock" if what == "model.fetch.uri" else "namespaceSelector"
+                out = [e["ports"] for e in policy["spec"]["egress"] if peer in e["to"][0] and e["ports"][0]["port"] != 53]
+                assert out == [[{"port": port, "protocol": "TCP"}]], (url, name, out)
+
+
 def test_notes_say_how_to_ask_and_warn():
     for helm in HELMS:
         with ApiServer() as url:
