@@ -266,8 +266,9 @@ td_err tk_argmax_end(tk_stream s, const float *best_val, const int32_t *best_idx
 struct tk_lt;
 td_err tk_lt_create(size_t workspace_bytes, struct tk_lt **out);
 struct tk_lt *tk_lt_destroy(struct tk_lt *lt); /* NULL-safe; returns NULL */
-/* Chooses the algorithm of a shape: the library's first without split-K, or with tune the fastest of its first eight,
- * timed on stream s with the given operands. Bounds: 128 shapes. */
+/* Chooses the algorithm of a shape: the library's first without split-K, or with tune the fastest of its first eight and
+ * of a short list of others (gemm_lt.cu), timed on stream s with the given operands and nothing of them in L2, where the
+ * workspace is larger than that. Bounds: 128 shapes. */
 struct tk_lt_product {
     const tk_bf16 *x, *w, *c; /* c: added (residual), NULL: nothing; may equal y */
     tk_bf16 *y;
@@ -277,22 +278,6 @@ td_err tk_lt_plan(struct tk_lt *lt, tk_stream s, const struct tk_lt_product *p, 
 /* Runs with an algorithm planned for some m >= p->m and the same other numbers: the fastest where they were timed, else that
  * of the least m. */
 td_err tk_lt_run(struct tk_lt *lt, tk_stream s, const struct tk_lt_product *p);
-
-/* Plans a shape with the fastest of all configurations that the library has for it, not of its first few: every algorithm,
- * tile, stage count, cluster and option without split-K, timed with cold weights. For budget_ms, then the best so far. A
- * tool: it takes seconds. The plan of a shape that has one is replaced. */
-struct tk_lt_search {
-    void *flush; /* device: written between runs, so that nothing of the operands is left in L2 */
-    size_t flush_bytes;
-    uint32_t budget_ms;
-};
-struct tk_lt_found {
-    uint32_t checked, timed; /* configurations */
-    float first_us, best_us; /* the library's first choice, and the best, medians of 9 cold runs */
-    uint32_t id, tile, stages, cluster, swizzle, custom;
-};
-td_err tk_lt_search(struct tk_lt *lt, tk_stream s, const struct tk_lt_product *p,
-                    const struct tk_lt_search *how, struct tk_lt_found *out);
 
 #ifdef __cplusplus
 }

@@ -2,21 +2,24 @@
 //
 // Shapes: bf16, float32 accumulation, m >= 1; rows of x ldx apart, of y and c ldy apart, W [n][k] contiguous.
 // Design: the library is opened at run time, so a build with CUDA runs without it. Per shape one algorithm, never with
-//   split-K (its reduction would make a row depend on m); tuned ones are the fastest of the library's first eight.
+//   split-K (its reduction would make a row depend on m). Tuned: the fastest of the library's first eight and of a short
+//   list of configurations that it does not offer first, each timed with cold weights, as a layer's are when their turn
+//   comes. The list is of configurations that won a search over all of them, and others of their kind whose tiles fit 544
+//   and 576 rows; of a shape only those whose tiles leave the SMs least idle are timed. What a version of the library does
+//   not know is left out.
 // Bound by: the matrix units. Measured: see NOTES.md.
 #include <cublasLt.h>
 #include <dlfcn.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "kernels/cuda/launch.h"
 
 namespace
 {
 constexpr int MAX_PLANS = 128;
-constexpr int CANDIDATES = 8;
-constexpr int TRIALS = 5;
+constexpr int CANDIDATES = 8; // of the library's own choice
 
 #define LT_FUNCTIONS(X)                                                                            \
     X(cublasLtCreate)                                                                              \
@@ -32,10 +35,8 @@ constexpr int TRIALS = 5;
     X(cublasLtMatmulPreferenceDestroy)                                                             \
     X(cublasLtMatmulPreferenceSetAttribute)                                                        \
     X(cublasLtMatmulAlgoGetHeuristic)                                                              \
-    X(cublasLtMatmulAlgoGetIds)                                                                    \
     X(cublasLtMatmulAlgoInit)                                                                      \
     X(cublasLtMatmulAlgoCheck)                                                                     \
-    X(cublasLtMatmulAlgoCapGetAttribute)                                                           \
     X(cublasLtMatmulAlgoConfigSetAttribute)
 
 struct library {
@@ -53,6 +54,25 @@ struct plan {
     cublasLtMatrixLayout_t a, b, d;
     cublasLtMatmulAlgo_t algo;
 };
+
+// The short list: one algorithm (wgmma, weights' rows x tokens), every tile with every cluster and option.
+struct tile {
+    cublasLtMatmulTile_t id;
+    uint32_t n, m; // weights' rows, tokens
+};
+constexpr tile tiles[] = {
+    {CUBLASLT_MATMUL_TILE_128x128, 128, 128}, {CUBLASLT_MATMUL_TILE_128x160, 128, 160},
+    {CUBLASLT_MATMUL_TILE_72x192, 72, 192},   {CUBLASLT_MATMUL_TILE_112x192, 112, 192},
+    {CUBLASLT_MATMUL_TILE_120x128, 120, 128}, {CUBLASLT_MATMUL_TILE_176x128, 176, 128},
+    {CUBLASLT_MATMUL_TILE_128x136, 128, 136}, {CUBLASLT_MATMUL_TILE_128x144, 128, 144},
+    {CUBLASLT_MATMUL_TILE_192x136, 192, 136}, {CUBLASLT_MATMUL_TILE_192x144, 192, 144},
+    {CUBLASLT_MATMUL_TILE_256x136, 256, 136}, {CUBLASLT_MATMUL_TILE_256x144, 256, 144}};
+constexpr cublasLtClusterShape_t clusters[] = {
+    CUBLASLT_CLUSTER_SHAPE_1x1x1, CUBLASLT_CLUSTER_SHAPE_2x1x1, CUBLASLT_CLUSTER_SHAPE_1x2x1};
+constexpr int ALGORITHM = 66;
+constexpr uint32_t N_TILES = sizeof tiles / sizeof tiles[0],
+                   N_CLUSTERS = sizeof clusters / sizeof clusters[0], N_CUSTOMS = 2,
+                   LISTED = N_TILES * N_CLUSTERS * N_CUSTOMS;
 
 bool open_library(library *l)
 {
@@ -78,6 +98,8 @@ struct tk_lt {
     size_t workspace_bytes;
     int n_plans;
     plan plans[MAX_PLANS];
+    bool loaded[2]
+               [LISTED]; // without and with an addend: has run once, so its kernel is on the device
 };
 
 #define TRY_LT(call)                                                                               \
@@ -155,31 +177,6 @@ static td_err run_plan(tk_lt *lt, tk_stream s, const struct tk_lt_product *p, pl
     return TD_OK;
 }
 
-static td_err time_algo(tk_lt *lt, tk_stream s, const struct tk_lt_product *p, plan *q,
-                        const cublasLtMatmulAlgo_t *algo, float *out_ms)
-{
-    cudaEvent_t a, b;
-    TK_TRY_CUDA(cudaEventCreate(&a));
-    TK_TRY_CUDA(cudaEventCreate(&b));
-    td_err e = run_plan(lt, s, p, q, algo);
-    float best = 1e9f;
-    for (int i = 0; i < TRIALS && e == TD_OK; i++) {
-        float ms = 0;
-        (void)cudaEventRecord(a, s);
-        e = run_plan(lt, s, p, q, algo);
-        (void)cudaEventRecord(b, s);
-        if (cudaEventSynchronize(b) != cudaSuccess ||
-            cudaEventElapsedTime(&ms, a, b) != cudaSuccess) {
-            e = TD_ERR_DEVICE;
-        }
-        best = ms < best ? ms : best;
-    }
-    (void)cudaEventDestroy(a);
-    (void)cudaEventDestroy(b);
-    *out_ms = best;
-    return e;
-}
-
 static td_err fill_plan(tk_lt *lt, const struct tk_lt_product *p, plan *q)
 {
     const cublasOperation_t t = CUBLAS_OP_T;
@@ -216,6 +213,178 @@ static td_err heuristics(tk_lt *lt, plan *q, cublasLtMatmulHeuristicResult_t got
     return st == CUBLAS_STATUS_SUCCESS && *out_n > 0 ? TD_OK : TD_ERR_UNSUPPORTED;
 }
 
+namespace
+{
+constexpr int FINALISTS = 6;         // candidates that are timed again ..
+constexpr int RUNS = 5;              // .. so often
+constexpr uint32_t MANY_ROWS = 1536; // beyond, tiles hardly differ and a run takes long ..
+constexpr int FEW_FINALISTS = 4, FEW_RUNS = 3;
+constexpr float NEAR = 1.1f,
+                NEAR_OF_MANY = 1.02f; // the cost of a listed tile that is timed, times the least
+
+struct candidate {
+    cublasLtMatmulAlgo_t algo;
+    float us;
+    bool *loaded;
+};
+
+struct tuning {
+    tk_lt *lt;
+    tk_stream s;
+    const struct tk_lt_product *p;
+    plan *q;
+    cudaEvent_t begin, end;
+    int n;
+    candidate list[CANDIDATES + LISTED];
+};
+
+// One run with cold operands: what the workspace held and holds fills L2. Infinity where the library or the device refuses.
+float time_cold(tuning *t, const candidate *c)
+{
+    float ms = 0;
+    const bool ok =
+        cudaMemsetAsync(t->lt->workspace, 0, t->lt->workspace_bytes, t->s) == cudaSuccess &&
+        cudaEventRecord(t->begin, t->s) == cudaSuccess &&
+        run_plan(t->lt, t->s, t->p, t->q, &c->algo) == TD_OK &&
+        cudaEventRecord(t->end, t->s) == cudaSuccess &&
+        cudaEventSynchronize(t->end) == cudaSuccess &&
+        cudaEventElapsedTime(&ms, t->begin, t->end) == cudaSuccess;
+    return ok ? ms * 1e3f : INFINITY;
+}
+
+float median_cold(tuning *t, const candidate *c, int runs)
+{
+    float us[RUNS];
+    for (int i = 0; i < runs; i++) {
+        const float now = time_cold(t, c);
+        int j = i;
+        for (; j > 0 && now < us[j - 1]; j--) {
+            us[j] = us[j - 1];
+        }
+        us[j] = now;
+    }
+    return us[runs / 2];
+}
+
+// Rounds of all SMs that a tile takes, times its size: what a product of equally good tiles costs.
+float cost_of(const tile &x, const struct tk_lt_product *p, uint32_t sms)
+{
+    const uint32_t blocks = ((p->n + x.n - 1) / x.n) * ((p->m + x.m - 1) / x.m);
+    return (float)((blocks + sms - 1) / sms) * (float)(x.n * x.m);
+}
+
+template <typename T>
+bool set(const tk_lt *lt, cublasLtMatmulAlgo_t *algo, cublasLtMatmulAlgoConfigAttributes_t what,
+         T v)
+{
+    return lt->lib.cublasLtMatmulAlgoConfigSetAttribute_(algo, what, &v, sizeof v) ==
+           CUBLAS_STATUS_SUCCESS;
+}
+
+// One configuration of the list; false where this library or this device does not have it.
+bool configure(const tk_lt *lt, const plan *q, const tile &x, uint32_t cluster, uint32_t custom,
+               cublasLtMatmulAlgo_t *algo)
+{
+    cublasLtMatmulHeuristicResult_t r;
+    return lt->lib.cublasLtMatmulAlgoInit_(lt->handle, CUBLAS_COMPUTE_32F, CUDA_R_32F, CUDA_R_16BF,
+                                           CUDA_R_16BF, CUDA_R_16BF, CUDA_R_16BF, ALGORITHM,
+                                           algo) == CUBLAS_STATUS_SUCCESS &&
+           set(lt, algo, CUBLASLT_ALGO_CONFIG_TILE_ID, (uint32_t)x.id) &&
+           set(lt, algo, CUBLASLT_ALGO_CONFIG_STAGES_ID,
+               (uint32_t)CUBLASLT_MATMUL_STAGES_64xAUTO) &&
+           set(lt, algo, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, (uint16_t)clusters[cluster]) &&
+           set(lt, algo, CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION, custom) &&
+           set(lt, algo, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, 1) &&
+           set(lt, algo, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME,
+               (uint32_t)CUBLASLT_REDUCTION_SCHEME_NONE) &&
+           lt->lib.cublasLtMatmulAlgoCheck_(lt->handle, q->desc, q->a, q->b, q->d, q->d, algo,
+                                            &r) == CUBLAS_STATUS_SUCCESS &&
+           r.workspaceSize <= lt->workspace_bytes;
+}
+
+// The list's tiles that leave the least of the device idle, in every form that the library takes.
+void add_listed(tuning *t, uint32_t sms)
+{
+    float least = INFINITY;
+    for (const tile &x : tiles) {
+        least = fminf(least, cost_of(x, t->p, sms));
+    }
+    const float most = least * (t->p->m > MANY_ROWS ? NEAR_OF_MANY : NEAR);
+    for (uint32_t i = 0; i < LISTED; i++) {
+        const tile &x = tiles[i / (N_CLUSTERS * N_CUSTOMS)];
+        candidate *c = &t->list[t->n];
+        if (cost_of(x, t->p, sms) <= most &&
+            configure(t->lt, t->q, x, i / N_CUSTOMS % N_CLUSTERS, i % N_CUSTOMS, &c->algo)) {
+            c->loaded = &t->lt->loaded[t->q->add][i];
+            t->n++;
+        }
+    }
+}
+
+// Every candidate once, the fastest few again; the fastest of these becomes the plan's.
+td_err choose(tuning *t)
+{
+    bool fresh[CANDIDATES] = {};
+    for (int i = 0; i < t->n; i++) {
+        candidate *c = &t->list[i];
+        bool *loaded = c->loaded != nullptr ? c->loaded : &fresh[i];
+        if (!*loaded) {
+            *loaded = true;
+            (void)time_cold(t, c); // a kernel's first run brings it to the device
+        }
+        c->us = time_cold(t, c);
+        const candidate now = *c;
+        int j = i;
+        for (; j > 0 && now.us < t->list[j - 1].us; j--) {
+            t->list[j] = t->list[j - 1];
+        }
+        t->list[j] = now;
+    }
+    float best = INFINITY;
+    const bool many = t->p->m > MANY_ROWS;
+    for (int i = 0; i < t->n && i < (many ? FEW_FINALISTS : FINALISTS); i++) {
+        const float us = median_cold(t, &t->list[i], many ? FEW_RUNS : RUNS);
+        if (us < best) {
+            best = us;
+            t->q->algo = t->list[i].algo;
+        }
+    }
+    t->q->ms = best * 1e-3f;
+    return best < INFINITY ? TD_OK : TD_ERR_DEVICE;
+}
+
+td_err tune_plan(tk_lt *lt, tk_stream s, const struct tk_lt_product *p, plan *q,
+                 const cublasLtMatmulHeuristicResult_t *got, int n)
+{
+    const tk_dev *dev = tk_device();
+    tuning *t = static_cast<tuning *>(calloc(1, sizeof *t));
+    if (t == nullptr || dev == nullptr) {
+        free(t);
+        return dev == nullptr ? TD_ERR_DEVICE : TD_ERR_NO_MEMORY;
+    }
+    t->lt = lt;
+    t->s = s;
+    t->p = p;
+    t->q = q;
+    for (; t->n < n; t->n++) {
+        t->list[t->n].algo = got[t->n].algo;
+    }
+    add_listed(t, dev->sms);
+    td_err e = TD_ERR_DEVICE;
+    if (cudaEventCreate(&t->begin) == cudaSuccess && cudaEventCreate(&t->end) == cudaSuccess) {
+        e = choose(t);
+    }
+    if (t->begin != nullptr) {
+        (void)cudaEventDestroy(t->begin); // nothing is left to do about a failure here
+    }
+    if (t->end != nullptr) {
+        (void)cudaEventDestroy(t->end); // likewise
+    }
+    free(t);
+    return e;
+}
+} // namespace
+
 extern "C" td_err tk_lt_plan(tk_lt *lt, tk_stream s, const struct tk_lt_product *p, bool tune)
 {
     if (find_plan(lt, p) != nullptr) {
@@ -228,18 +397,16 @@ extern "C" td_err tk_lt_plan(tk_lt *lt, tk_stream s, const struct tk_lt_product 
     TD_TRY(fill_plan(lt, p, q));
     cublasLtMatmulHeuristicResult_t got[CANDIDATES];
     int n = 0;
-    TD_TRY(heuristics(lt, q, got, &n));
-    int pick = 0;
-    float best = 1e9f;
-    for (int i = 0; tune && i < n; i++) {
-        float ms = 0;
-        if (time_algo(lt, s, p, q, &got[i].algo, &ms) == TD_OK && ms < best) {
-            best = ms;
-            pick = i;
-        }
+    q->ms = 0.f;
+    td_err e = heuristics(lt, q, got, &n);
+    if (e == TD_OK) {
+        q->algo = got[0].algo;
+        e = tune ? tune_plan(lt, s, p, q, got, n) : TD_OK;
     }
-    q->algo = got[pick].algo;
-    q->ms = tune ? best : 0.f;
+    if (e != TD_OK) {
+        drop_plan(lt, q);
+        return e;
+    }
     lt->n_plans++;
     return TD_OK;
 }
@@ -275,263 +442,4 @@ extern "C" td_err tk_lt_run(tk_lt *lt, tk_stream s, const struct tk_lt_product *
         q->laid = p->m;
     }
     return run_plan(lt, s, p, q, &q->algo);
-}
-
-// ---- the search over all configurations ----
-
-namespace
-{
-constexpr int MAX_IDS = 64;
-constexpr int MAX_LIST = 700; // tiles or stage counts of an algorithm
-constexpr int KEPT = 12;      // configurations that are timed again
-constexpr int RUNS = 9;
-
-struct config {
-    float us;
-    uint32_t id, tile, stages, cluster, swizzle, custom;
-    cublasLtMatmulAlgo_t algo;
-};
-
-struct search {
-    tk_lt *lt;
-    tk_stream s;
-    const struct tk_lt_product *p;
-    const struct tk_lt_search *how;
-    plan *q;
-    cudaEvent_t begin, end;
-    struct timespec started;
-    struct tk_lt_found *out;
-    config kept[KEPT + 1]; // fastest first
-    int n_kept;
-};
-
-bool is_late(const search *x)
-{
-    struct timespec t;
-    (void)clock_gettime(CLOCK_MONOTONIC, &t);
-    const long ms =
-        (t.tv_sec - x->started.tv_sec) * 1000 + (t.tv_nsec - x->started.tv_nsec) / 1000000;
-    return ms > (long)x->how->budget_ms;
-}
-
-// One run with cold operands; false where the library or the device refuses the configuration.
-bool time_cold(search *x, const cublasLtMatmulAlgo_t *algo, float *out_us)
-{
-    float ms = 0;
-    bool ok = cudaMemsetAsync(x->how->flush, 0, x->how->flush_bytes, x->s) == cudaSuccess &&
-              cudaEventRecord(x->begin, x->s) == cudaSuccess;
-    ok = ok && run_plan(x->lt, x->s, x->p, x->q, algo) == TD_OK &&
-         cudaEventRecord(x->end, x->s) == cudaSuccess &&
-         cudaEventSynchronize(x->end) == cudaSuccess &&
-         cudaEventElapsedTime(&ms, x->begin, x->end) == cudaSuccess;
-    *out_us = ms * 1e3f;
-    return ok;
-}
-
-bool median_cold(search *x, const cublasLtMatmulAlgo_t *algo, float *out_us)
-{
-    float us[RUNS];
-    for (int i = 0; i < RUNS; i++) {
-        if (!time_cold(x, algo, &us[i])) {
-            return false;
-        }
-        for (int j = i; j > 0 && us[j] < us[j - 1]; j--) {
-            const float t = us[j];
-            us[j] = us[j - 1];
-            us[j - 1] = t;
-        }
-    }
-    *out_us = us[RUNS / 2];
-    return true;
-}
-
-void keep(search *x, const config &c)
-{
-    int at = x->n_kept < KEPT ? x->n_kept++ : KEPT;
-    for (; at > 0 && c.us < x->kept[at - 1].us; at--) {
-        x->kept[at] = x->kept[at - 1];
-    }
-    x->kept[at] = c;
-}
-
-bool set(search *x, cublasLtMatmulAlgo_t *algo, cublasLtMatmulAlgoConfigAttributes_t what,
-         uint32_t v)
-{
-    return x->lt->lib.cublasLtMatmulAlgoConfigSetAttribute_(algo, what, &v, sizeof v) ==
-           CUBLAS_STATUS_SUCCESS;
-}
-
-void try_config(search *x, config c)
-{
-    const uint16_t cluster = (uint16_t)c.cluster;
-    cublasLtMatmulHeuristicResult_t r;
-    x->out->checked++;
-    bool ok =
-        set(x, &c.algo, CUBLASLT_ALGO_CONFIG_TILE_ID, c.tile) &&
-        set(x, &c.algo, CUBLASLT_ALGO_CONFIG_STAGES_ID, c.stages) &&
-        set(x, &c.algo, CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION, c.custom) &&
-        set(x, &c.algo, CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING, c.swizzle) &&
-        set(x, &c.algo, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, 1) &&
-        set(x, &c.algo, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, CUBLASLT_REDUCTION_SCHEME_NONE) &&
-        x->lt->lib.cublasLtMatmulAlgoConfigSetAttribute_(
-            &c.algo, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, &cluster, sizeof cluster) ==
-            CUBLAS_STATUS_SUCCESS;
-    ok = ok &&
-         x->lt->lib.cublasLtMatmulAlgoCheck_(x->lt->handle, x->q->desc, x->q->a, x->q->b, x->q->d,
-                                             x->q->d, &c.algo, &r) == CUBLAS_STATUS_SUCCESS &&
-         r.workspaceSize <= x->lt->workspace_bytes;
-    // the first run loads the kernel
-    if (ok && time_cold(x, &c.algo, &c.us) && time_cold(x, &c.algo, &c.us)) {
-        x->out->timed++;
-        keep(x, c);
-    }
-}
-
-uint32_t list_of(search *x, const cublasLtMatmulAlgo_t *algo,
-                 cublasLtMatmulAlgoCapAttributes_t what, uint32_t list[MAX_LIST])
-{
-    size_t bytes = 0;
-    const cublasStatus_t st = x->lt->lib.cublasLtMatmulAlgoCapGetAttribute_(
-        algo, what, list, MAX_LIST * sizeof *list, &bytes);
-    const uint32_t n = st == CUBLAS_STATUS_SUCCESS ? (uint32_t)(bytes / sizeof *list) : 0;
-    if (n == 0) {
-        list[0] = 0; // the one that is called undefined
-    }
-    return n > 0 ? n : 1;
-}
-
-uint32_t number_of(search *x, const cublasLtMatmulAlgo_t *algo,
-                   cublasLtMatmulAlgoCapAttributes_t what)
-{
-    uint32_t v = 0;
-    size_t bytes = 0;
-    return x->lt->lib.cublasLtMatmulAlgoCapGetAttribute_(algo, what, &v, sizeof v, &bytes) ==
-                   CUBLAS_STATUS_SUCCESS
-               ? v
-               : 0;
-}
-
-void try_algorithm(search *x, int id)
-{
-    static const uint32_t clusters[] = {CUBLASLT_CLUSTER_SHAPE_AUTO,  CUBLASLT_CLUSTER_SHAPE_1x1x1,
-                                        CUBLASLT_CLUSTER_SHAPE_2x1x1, CUBLASLT_CLUSTER_SHAPE_1x2x1,
-                                        CUBLASLT_CLUSTER_SHAPE_2x2x1, CUBLASLT_CLUSTER_SHAPE_4x1x1,
-                                        CUBLASLT_CLUSTER_SHAPE_1x4x1};
-    uint32_t tiles[MAX_LIST], stages[MAX_LIST];
-    config c = {};
-    if (x->lt->lib.cublasLtMatmulAlgoInit_(x->lt->handle, CUBLAS_COMPUTE_32F, CUDA_R_32F,
-                                           CUDA_R_16BF, CUDA_R_16BF, CUDA_R_16BF, CUDA_R_16BF, id,
-                                           &c.algo) != CUBLAS_STATUS_SUCCESS) {
-        return;
-    }
-    c.id = (uint32_t)id;
-    const uint32_t n_tiles = list_of(x, &c.algo, CUBLASLT_ALGO_CAP_TILE_IDS, tiles),
-                   n_stages = list_of(x, &c.algo, CUBLASLT_ALGO_CAP_STAGES_IDS, stages),
-                   customs = number_of(x, &c.algo, CUBLASLT_ALGO_CAP_CUSTOM_OPTION_MAX) + 1,
-                   swizzles =
-                       number_of(x, &c.algo, CUBLASLT_ALGO_CAP_CTA_SWIZZLING_SUPPORT) != 0 ? 2 : 1;
-    // The tile in the innermost loop: what the deadline cuts off is the odd options, of all tiles alike.
-    for (c.custom = 0; c.custom < customs; c.custom++) {
-        for (c.swizzle = 0; c.swizzle < swizzles; c.swizzle++) {
-            for (uint32_t cl = 0; cl < sizeof clusters / sizeof clusters[0]; cl++) {
-                for (uint32_t st = 0; st < n_stages; st++) {
-                    for (uint32_t t = 0; t < n_tiles && !is_late(x); t++) {
-                        c.cluster = clusters[cl];
-                        c.stages = stages[st];
-                        c.tile = tiles[t];
-                        try_config(x, c);
-                    }
-                }
-            }
-        }
-    }
-}
-
-td_err search_all(search *x)
-{
-    int ids[MAX_IDS], n = 0;
-    cublasLtMatmulHeuristicResult_t got[CANDIDATES];
-    int n_got = 0;
-    TD_TRY(heuristics(x->lt, x->q, got, &n_got));
-    for (int i = 0; i < n_got; i++) {
-        config c = {};
-        c.algo = got[i].algo;
-        c.id = UINT32_MAX; // the library's own choice
-        if (time_cold(x, &c.algo, &c.us) && time_cold(x, &c.algo, &c.us)) {
-            keep(x, c);
-        }
-    }
-    if (!median_cold(x, &got[0].algo, &x->out->first_us)) {
-        return TD_ERR_DEVICE;
-    }
-    TRY_LT(x->lt->lib.cublasLtMatmulAlgoGetIds_(x->lt->handle, CUBLAS_COMPUTE_32F, CUDA_R_32F,
-                                                CUDA_R_16BF, CUDA_R_16BF, CUDA_R_16BF, CUDA_R_16BF,
-                                                MAX_IDS, ids, &n));
-    for (int i = n - 1; i >= 0 && !is_late(x); i--) { // Hopper's kernels have the highest ids
-        try_algorithm(x, ids[i]);
-    }
-    const config *best = nullptr;
-    for (int i = 0; i < x->n_kept; i++) {
-        config *c = &x->kept[i];
-        if (median_cold(x, &c->algo, &c->us) && (best == nullptr || c->us < best->us)) {
-            best = c;
-        }
-    }
-    if (best == nullptr) {
-        return TD_ERR_UNSUPPORTED;
-    }
-    x->q->algo = best->algo;
-    x->q->ms = best->us * 1e-3f;
-    x->out->best_us = best->us;
-    x->out->id = best->id;
-    x->out->tile = best->tile;
-    x->out->stages = best->stages;
-    x->out->cluster = best->cluster;
-    x->out->swizzle = best->swizzle;
-    x->out->custom = best->custom;
-    return TD_OK;
-}
-} // namespace
-
-extern "C" td_err tk_lt_search(tk_lt *lt, tk_stream s, const struct tk_lt_product *p,
-                               const struct tk_lt_search *how, struct tk_lt_found *out)
-{
-    plan *q = find_plan(lt, p);
-    const bool fresh = q == nullptr;
-    if (fresh && lt->n_plans == MAX_PLANS) {
-        return TD_ERR_FULL;
-    }
-    q = fresh ? &lt->plans[lt->n_plans] : q;
-    if (fresh) {
-        TD_TRY(fill_plan(lt, p, q));
-    }
-    search *x = static_cast<search *>(calloc(1, sizeof *x));
-    if (x == nullptr) {
-        return TD_ERR_NO_MEMORY;
-    }
-    *out = {};
-    x->lt = lt;
-    x->s = s;
-    x->p = p;
-    x->how = how;
-    x->q = q;
-    x->out = out;
-    (void)clock_gettime(CLOCK_MONOTONIC, &x->started);
-    td_err e = TD_ERR_DEVICE;
-    if (cudaEventCreate(&x->begin) == cudaSuccess && cudaEventCreate(&x->end) == cudaSuccess) {
-        e = search_all(x);
-    }
-    if (x->begin != nullptr) {
-        (void)cudaEventDestroy(x->begin); // nothing is left to do about a failure here
-    }
-    if (x->end != nullptr) {
-        (void)cudaEventDestroy(x->end); // likewise
-    }
-    free(x);
-    if (e == TD_OK && fresh) {
-        lt->n_plans++;
-    } else if (fresh) {
-        drop_plan(lt, q);
-    }
-    return e;
 }

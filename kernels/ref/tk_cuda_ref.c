@@ -588,14 +588,6 @@ td_err tk_lt_plan(struct tk_lt *lt, tk_stream s, const struct tk_lt_product *p, 
     return TD_OK;
 }
 
-td_err tk_lt_search(struct tk_lt *lt, tk_stream s, const struct tk_lt_product *p,
-                    const struct tk_lt_search *how, struct tk_lt_found *out)
-{
-    (void)how;
-    *out = (struct tk_lt_found){.checked = 1}; /* there is one way here */
-    return tk_lt_plan(lt, s, p, true);
-}
-
 static void do_lt(const void *args)
 {
     const struct tk_lt_product *p = args;

@@ -10,6 +10,7 @@ void gpu_check_decode(void);
 void gpu_check_flat(void);
 void gpu_check_prefill(void);
 void gpu_check_pointwise(void);
+void gpu_check_product(void);
 void gpu_check_model(void);
 void gpu_check_sample(void);
 void gpu_check_race(void);
@@ -24,6 +25,5 @@ void gpu_bench_prompt(void);
 /* Candidates, timed beside what runs now (gpu_variants.c). */
 void gpu_variants_step(void);
 void gpu_variants_decode(void);
-void gpu_variants_products(void);
 
 #endif

@@ -16,6 +16,7 @@ static const struct part {
     {"check-flat", gpu_check_flat},
     {"check-decode", gpu_check_decode},
     {"check-prefill", gpu_check_prefill},
+    {"check-product", gpu_check_product},
     {"check-sample", gpu_check_sample},
     {"check-model", gpu_check_model},
     {"check-race", gpu_check_race},
@@ -27,7 +28,6 @@ static const struct part {
     {"prefill", gpu_bench_prompt},
     {"variants-step", gpu_variants_step},
     {"variants-decode", gpu_variants_decode},
-    {"variants-products", gpu_variants_products},
 };
 
 int main(int argc, char **argv)

@@ -59,7 +59,7 @@ sanitizer() {
 checks() { # PART [--sm_80]
     local part=$1 c
     shift
-    for c in check-pointwise check-flat check-decode check-prefill check-sample check-model; do
+    for c in check-pointwise check-flat check-decode check-prefill check-product check-sample check-model; do
         run "$part" 90 check.log "$bin/gpu-bench" "$@" $c
     done
     run "$part" 180 check.log "$bin/engine-check" "$@" check
@@ -115,7 +115,7 @@ serve() {
 }
 variants() {
     local c
-    for c in variants-decode variants-step variants-products; do
+    for c in variants-decode variants-step; do
         run variants 120 ours.json "$bin/gpu-bench" $c
     done
 }
