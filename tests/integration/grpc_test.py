@@ -14,6 +14,7 @@ import asyncio  # noqa: E402
 import hashlib  # noqa: E402
 import http.client  # noqa: E402
 import json  # noqa: E402
+import re  # noqa: E402
 import shutil  # noqa: E402
 import signal  # noqa: E402
 import socket  # noqa: E402
@@ -672,6 +673,22 @@ def test_mutual_tls_lets_in_only_whom_the_ca_signed():
             pass
         context.load_cert_chain(at + "friend.pem", at + "friend.key")
         https_chat(cl.router.port("http"), context)
+        # The server's certificate is still the old CA's, which the clients trust; whom they are let in by is renewed.
+        trusted = read(folder, "ca.pem")
+        issue(folder, "ca2")
+        issue(folder, "heir", "ca2")
+        os.replace(at + "ca2.pem", at + "ca.pem")
+
+        def renewed(name):
+            pair = (read(folder, name + ".key"), read(folder, name + ".pem"))
+            with grpc.secure_channel(address, grpc.ssl_channel_credentials(trusted, *pair)) as ch:
+                try:
+                    return health(ch, "") == health_pb2.HealthCheckResponse.SERVING
+                except grpc.RpcError:
+                    return False
+
+        wait_for(lambda: renewed("heir"), WAIT, "the renewed CA")
+        assert not renewed("friend")
 
 
 def test_tls_files_that_do_not_fit_are_refused_with_a_reason():
@@ -697,6 +714,30 @@ def test_the_example_of_the_docs_runs():
                           f"127.0.0.1:{shared().router.port('grpc')}", "hello"],
                          env=dict(os.environ, PYTHONPATH=STUBS), capture_output=True, text=True, timeout=WAIT, check=True)
     assert "generated]" in out.stdout, out
+
+
+def test_dev_up_prints_addresses_that_answer():
+    """What ./dev up runs, and its curl line by a shell."""
+    proc = subprocess.Popen([sys.executable, os.path.join(ROOT, "deploy", "local", "demo.py"), "--up", "--build", BUILD, "--model",
+                             tiny_model(), "--port", "0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    try:
+        said = ""
+        while "Ctrl-C" not in said:
+            line = proc.stdout.readline()
+            assert line, said
+            said += line
+        with grpc.insecure_channel(re.search(r"gRPC: (\S+)", said)[1]) as ch:
+            assert Whole(engine(ch).Generate(ask("x", 3), timeout=WAIT)).usage.completion_tokens == 3
+        told = subprocess.run(["sh", "-c", said[said.index("curl "):said.index("\n\nCtrl-C")]], capture_output=True, text=True,
+                              timeout=WAIT, check=True).stdout
+        assert told.startswith("data: {") and told.rstrip().endswith("data: [DONE]"), told
+        proc.send_signal(signal.SIGINT)
+        assert proc.wait(WAIT) == 0
+    finally:
+        if proc.poll() is None:
+            proc.terminate()
+            proc.wait(WAIT)
+        proc.stdout.close()
 
 
 def test_no_request_brought_a_warning():

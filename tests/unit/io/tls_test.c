@@ -217,6 +217,32 @@ static void mutual_tls_lets_in_whom_the_ca_signed(void **state)
     cert_drop(&stranger);
 }
 
+static void a_renewed_client_ca_lets_in_whom_the_new_one_signed(void **state)
+{
+    (void)state;
+    struct identity server = cert_make("server", NULL, -10, 3600),
+                    old = cert_make("old", NULL, -10, 3600),
+                    new = cert_make("new", NULL, -10, 3600);
+    struct identity of_old = cert_make("friend", &old, -10, 3600),
+                    of_new = cert_make("friend", &new, -10, 3600);
+    write_identity(&server);
+    cert_write("ca", NULL, old.cert);
+    assert_int_equal(create(cert_path("ca")), TD_OK);
+    assert_true(lets_in((struct client){.id = &of_old}));
+    assert_false(lets_in((struct client){.id = &of_new}));
+    cert_write("ca", NULL, new.cert);
+    for (int i = 0; i < 5000 && !loaded_twice(NULL); i++) {
+        td_loop_run_once(loop, 1000);
+    }
+    assert_true(lets_in((struct client){.id = &of_new}));
+    assert_false(lets_in((struct client){.id = &of_old}));
+    cert_drop(&server);
+    cert_drop(&old);
+    cert_drop(&new);
+    cert_drop(&of_old);
+    cert_drop(&of_new);
+}
+
 static void figures_are_those_of_the_certificate_that_ends_first(void **state)
 {
     (void)state;
@@ -251,6 +277,7 @@ int main(void)
         T(files_that_cannot_serve_are_refused),
         T(a_renewed_pair_is_noticed_and_a_broken_one_is_not_used),
         T(mutual_tls_lets_in_whom_the_ca_signed),
+        T(a_renewed_client_ca_lets_in_whom_the_new_one_signed),
         T(figures_are_those_of_the_certificate_that_ends_first),
     };
     return cmocka_run_group_tests_name("tls", tests, NULL, NULL);
