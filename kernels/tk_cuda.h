@@ -96,6 +96,19 @@ TK_HOST_DEVICE static inline int32_t tk_chunk_tok(int32_t len)
 {
     return len > TK_CHUNK_LONG ? 2 * TK_CHUNK_TOK : TK_CHUNK_TOK;
 }
+/* Entries of a sequence of len tokens in a plan, at most: a window leaves some out. */
+TK_HOST_DEVICE static inline uint32_t tk_seq_entries(uint32_t len)
+{
+    const uint32_t tok = (uint32_t)tk_chunk_tok((int32_t)len);
+    return (len + tok - 1) / tok;
+}
+/* The same of a sequence of any length up to max_len: one of TK_CHUNK_LONG tokens has more than one a little longer. */
+TK_HOST_DEVICE static inline uint32_t tk_most_entries(uint32_t max_len)
+{
+    const uint32_t cut = max_len < TK_CHUNK_LONG ? max_len : TK_CHUNK_LONG;
+    return tk_seq_entries(max_len) > tk_seq_entries(cut) ? tk_seq_entries(max_len)
+                                                         : tk_seq_entries(cut);
+}
 /* A plan lists the work of one step for all layers: entries (seq, chunk), sequence by sequence,
  * chunks ascending. Layout of the device buffer, in uint32: [0] entries, [1 .. TK_MAX_SEQS] first
  * entry of a sequence, then the entries, each seq << 16 | chunk, with TK_CHUNK_IS_LONG in chunks of long sequences. */
@@ -136,16 +149,16 @@ struct tk_attn_decode {
     uint32_t layer;                /* only with cos_sin */
     void *scratch; /* tk_attn_decode_scratch() bytes; counters zeroed once at boot */
     uint32_t n_seqs, n_heads, n_kv_heads, head_dim, table_stride, q_stride, out_stride;
-    uint32_t max_entries; /* capacity that scratch was sized for; no plan may have more entries */
-    float scale;          /* usually 1/sqrt(head_dim) */
-    bool pdl;             /* start early behind the previous kernel of the stream */
+    /* No plan may have more entries; scratch holds as many. Told close, the launch is no larger than the work: at 1 x 8k
+     * idle blocks cost a tenth. Moves no bit. */
+    uint32_t max_entries;
+    float scale; /* usually 1/sqrt(head_dim) */
+    bool pdl;    /* start early behind the previous kernel of the stream */
     /* Run while the kernel before, tk_attn_prefill of fewer blocks than there are SMs, does: start once all its blocks have,
      * end behind it. Nothing that is read here may be that one's output. sm_90a; elsewhere one runs after the other. */
     bool beside;
     bool one_table;  /* tokens of one sequence: all rows have the first row's table */
     uint32_t blocks; /* of the launch, at most; 0: by max_entries. Moves no bit; sm_90a only */
-    uint32_t
-        ring; /* pages of a warp in flight, 2 or 3 (heads of 128); 0: by max_entries. Likewise */
     uint32_t window; /* 0: all; else the last tokens that a row sees, as in the plan */
 };
 /* The counters come first and take tk_attn_decode_counters() bytes, whatever the number of sequences: launches of any

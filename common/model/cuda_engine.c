@@ -436,11 +436,9 @@ static void describe_shape(struct td__cu *e, const struct td_cuda_engine_params 
 {
     struct td__cu_shape *c = &e->shape;
     const uint32_t len = e->info.max_model_len;
-    const uint32_t per_seq = (len + TK_CHUNK_TOK - 1) / TK_CHUNK_TOK;
     c->deterministic = p->deterministic;
     c->blocks_per_seq = (len + TK_BLOCK_TOK - 1) / TK_BLOCK_TOK;
-    c->max_entries = per_seq * TK_MAX_ROWS < 8192 ? per_seq * TK_MAX_ROWS : 8192;
-    c->max_entries = c->max_entries > per_seq ? c->max_entries : per_seq;
+    c->max_entries = td__cu_max_entries(len);
     c->max_rows = p->max_rows;
     c->max_tokens = p->max_tokens;
     c->max_tiles = p->max_tokens / TK_TILE_ROWS + p->max_rows;

@@ -12,6 +12,7 @@
 
 #define GREEDY_BELOW 1e-5f /* of temperature, as the CPU engine */
 #define NOBODY       UINT32_MAX
+#define MAX_ENTRIES  8192u /* of a launch, unless one sequence has more: bounds the scratch */
 
 uint32_t td__cu_bucket(uint32_t n)
 {
@@ -22,10 +23,16 @@ uint32_t td__cu_bucket(uint32_t n)
     return b;
 }
 
+uint32_t td__cu_max_entries(uint32_t max_len)
+{
+    const uint32_t per_seq = tk_most_entries(max_len), all = per_seq * TK_MAX_ROWS;
+    return all < MAX_ENTRIES ? all : per_seq > MAX_ENTRIES ? per_seq : MAX_ENTRIES;
+}
+
 uint32_t td__cu_class_entries(const struct td__cu_shape *c, uint32_t bucket, uint32_t cls)
 {
-    static const uint32_t per_row[TD__CU_CLASSES] = {4, 8, 16, 64,
-                                                     UINT32_MAX}; /* 1k tokens a row, .. all */
+    /* 1k, 4k, 8k, 32k tokens a row, all */
+    static const uint32_t per_row[TD__CU_CLASSES] = {4, 8, 16, 64, UINT32_MAX};
     uint64_t n = (uint64_t)per_row[cls] << bucket;
     return n < c->max_entries ? (uint32_t)n : c->max_entries;
 }
@@ -59,11 +66,6 @@ struct build {
     const struct td_step *s;
     struct td__cu_host *h;
 };
-
-static uint32_t entries_of(uint32_t len)
-{
-    return (len + TK_CHUNK_TOK - 1) / TK_CHUNK_TOK;
-}
 
 /* One token of a sequence's output: a decode row. */
 static bool is_decode(const struct build *b, const struct td_step_row *row)
@@ -180,7 +182,7 @@ static void add_flat(struct build *b, struct td__cu_pass *p, uint32_t r, uint32_
     in->slot_of[at] = row->from_engine ? (int32_t)row->sampling : -1;
     in->pos[at] = (int32_t)(row->pos + i);
     in->lens[at] = in->pos[at] + 1;
-    p->entries += entries_of((uint32_t)in->lens[at]);
+    p->entries += tk_seq_entries((uint32_t)in->lens[at]);
     uint32_t owner = NOBODY;
     if (row->sampling != TD_NO_SAMPLE && i + 1 == row->n) {
         in->rows[at] = sample_row(b, row);
@@ -201,7 +203,7 @@ static void close_flat(struct build *b, struct td__cu_pass *p)
 
 static bool has_room(const struct build *b, const struct td__cu_pass *p, uint32_t len)
 {
-    return p->n_tok < TK_MAX_ROWS && p->entries + entries_of(len) <= b->c->max_entries;
+    return p->n_tok < TK_MAX_ROWS && p->entries + tk_seq_entries(len) <= b->c->max_entries;
 }
 
 /* A pass of output that is computed again; the row's table is there already unless it is the row's first. */
@@ -263,7 +265,7 @@ static void add_groups(struct build *b, struct td__cu_pass *p, uint32_t tok0, ui
 {
     struct td__cu_group *g = NULL;
     for (uint32_t i = 0; i < n; i++) {
-        uint32_t entries = entries_of((uint32_t)b->h->lens[tok0 + i]);
+        uint32_t entries = tk_seq_entries((uint32_t)b->h->lens[tok0 + i]);
         if (g == NULL || g->n == TK_MAX_SEQS || g->entries + entries > b->c->max_entries) {
             g = &b->h->groups[p->n_groups++];
             *g = (struct td__cu_group){.tok0 = tok0 + i, .table0 = table0 + i};

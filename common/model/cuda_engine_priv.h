@@ -100,6 +100,8 @@ td_err td__cu_plan(const struct td__cu_shape *c, const struct td_sample_slot *sl
                    const struct td_step *s, struct td__cu_host *h) TD_MUST_CHECK;
 /* Smallest bucket that holds n rows: its rows are 1 << bucket. */
 uint32_t td__cu_bucket(uint32_t n);
+/* Entries of one decode attention launch, at most, over sequences of up to max_len tokens. */
+uint32_t td__cu_max_entries(uint32_t max_len);
 /* Smallest class of a bucket whose entries suffice, and the entries of a class. */
 uint32_t td__cu_class(const struct td__cu_shape *c, uint32_t bucket, uint32_t entries);
 uint32_t td__cu_class_entries(const struct td__cu_shape *c, uint32_t bucket, uint32_t cls);

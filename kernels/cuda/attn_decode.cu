@@ -427,7 +427,7 @@ extern "C" td_err tk_attn_decode(tk_stream s, const struct tk_attn_decode *p)
         a.block_bytes = p->pool->slice_bytes * p->pool->n_layers;
     }
     // Much work: fewer bytes in flight serve device memory better. Little: latency counts. No bit depends on it.
-    const bool many = p->ring != 0 ? p->ring == 2 : p->max_entries * p->n_kv_heads > MANY_ITEMS;
+    const bool many = p->max_entries * p->n_kv_heads > MANY_ITEMS;
     switch (p->head_dim) {
     case 128:
         if (a.group > 4) {

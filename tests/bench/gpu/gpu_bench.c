@@ -132,16 +132,6 @@ void gpu_bench_flat(void)
 /* ---- attention ---- */
 enum { HQ = 32, HKV = 8, DIM = 128 };
 
-/* What a decode case is timed with: as the engine would, or with other numbers that move no bit. */
-struct decode_variant {
-    uint32_t blocks, ring; /* as in tk_attn_decode */
-    bool tight;            /* as many blocks as there are items */
-};
-static const struct decode_variant as_is[] = {{0, 0, false}};
-static const struct decode_variant candidates[] = {
-    {0, 0, false}, {0, 0, true},    {0, 2, true},    {0, 3, true},    {0, 2, false},
-    {0, 3, false}, {132, 0, false}, {198, 0, false}, {264, 0, false}, {0, 0, false}};
-
 struct attn_bench {
     struct tk_map kv, q, maps[32];
     struct tk_attn_decode d;
@@ -172,38 +162,20 @@ static struct tk_kv_pool random_pool(uint32_t blocks, uint32_t layers)
     return p;
 }
 
-static uint32_t items_of(uint32_t batch, uint32_t ctx)
-{
-    const uint32_t tok = (uint32_t)tk_chunk_tok((int32_t)ctx);
-    return batch * HKV * ((ctx + tok - 1) / tok);
-}
-
-static void time_decode(struct attn_bench *b, uint32_t batch, uint32_t ctx,
-                        const struct decode_variant *v, size_t n)
+static void time_decode(struct attn_bench *b, uint32_t batch, uint32_t ctx)
 {
     const double kv_bytes = (double)batch * ctx * HKV * DIM * 4;
-    for (size_t i = 0; i < n; i++) {
-        b->d.blocks = v[i].tight ? items_of(batch, ctx) : v[i].blocks;
-        b->d.ring = v[i].ring;
-        if (n > 1) {
-            const struct gpu_time t = gpu_time_graph(do_decode, b, 10, SAMPLES);
-            gpu_say("decode.variant", t, kv_bytes, 0,
-                    ", \"B\": %u, \"ctx\": %u, \"blocks\": %u, \"ring\": %u", batch, ctx,
-                    b->d.blocks, b->d.ring);
-            continue;
-        }
-        for (int rotate = 0; rotate < 2; rotate++) {
-            b->rotate = rotate;
-            const struct gpu_time t =
-                gpu_time_graph(do_decode, b, rotate ? 2 * (int)b->layers : 10, SAMPLES);
-            gpu_say(rotate ? "decode.rotated" : "decode", t, kv_bytes, 0,
-                    ", \"B\": %u, \"ctx\": %u", batch, ctx);
-        }
+    for (int rotate = 0; rotate < 2; rotate++) {
+        b->rotate = rotate;
+        const struct gpu_time t =
+            gpu_time_graph(do_decode, b, rotate ? 2 * (int)b->layers : 10, SAMPLES);
+        gpu_say(rotate ? "decode.rotated" : "decode", t, kv_bytes, 0, ", \"B\": %u, \"ctx\": %u",
+                batch, ctx);
     }
 }
 
-static void bench_decode_case(uint32_t batch, uint32_t ctx, const struct decode_variant *v,
-                              size_t n)
+/* At the contexts timed here the engine's classes (td__cu_class_entries) say exactly the entries there are. */
+static void bench_decode_case(uint32_t batch, uint32_t ctx)
 {
     const uint32_t per = (ctx + TK_BLOCK_TOK - 1) / TK_BLOCK_TOK;
     const size_t kv_bytes = (size_t)batch * ctx * HKV * DIM * 4;
@@ -220,8 +192,8 @@ static void bench_decode_case(uint32_t batch, uint32_t ctx, const struct decode_
     for (uint32_t i = 0; i < batch; i++) {
         lens[i] = (int32_t)ctx;
     }
-    const size_t words = tk_plan_words(batch, batch * ctx);
-    const uint32_t cap = (uint32_t)words - 1 - TK_MAX_SEQS;
+    const uint32_t cap = batch * tk_seq_entries(ctx);
+    const size_t words = (size_t)1 + TK_MAX_SEQS + cap;
     const size_t sb = tk_attn_decode_scratch(HKV, HQ / HKV, DIM, cap);
     b.d = (struct tk_attn_decode){.q = gpu_random_bf16((size_t)batch * HQ * DIM, 1.f, 7),
                                   .out = gpu_alloc((size_t)batch * HQ * DIM * 2),
@@ -241,7 +213,7 @@ static void bench_decode_case(uint32_t batch, uint32_t ctx, const struct decode_
     CU(cudaMemset(b.d.scratch, 0, sb));
     TK(tk_plan_device(NULL, b.d.lens, batch, (uint32_t *)(uintptr_t)b.d.plan, words));
     CU(cudaDeviceSynchronize());
-    time_decode(&b, batch, ctx, v, n);
+    time_decode(&b, batch, ctx);
     gpu_free(pool.base);
     gpu_free((void *)(uintptr_t)b.d.q), gpu_free(b.d.out), gpu_free((void *)(uintptr_t)b.d.lens);
     gpu_free((void *)(uintptr_t)b.d.tables), gpu_free((void *)(uintptr_t)b.d.plan),
@@ -249,23 +221,13 @@ static void bench_decode_case(uint32_t batch, uint32_t ctx, const struct decode_
     free(tab), free(lens);
 }
 
-static void bench_decode_cases(const struct decode_variant *v, size_t n)
+void gpu_bench_decode(void)
 {
     const uint32_t cases[][2] = {{1, 1024},  {1, 8192},  {1, 32768}, {8, 1024},
                                  {16, 1024}, {64, 1024}, {64, 4096}, {128, 1024}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        bench_decode_case(cases[i][0], cases[i][1], v, n);
+        bench_decode_case(cases[i][0], cases[i][1]);
     }
-}
-
-void gpu_bench_decode(void)
-{
-    bench_decode_cases(as_is, 1);
-}
-
-void gpu_variants_decode(void)
-{
-    bench_decode_cases(candidates, sizeof candidates / sizeof candidates[0]);
 }
 
 static void bench_prefill_case(uint32_t s)

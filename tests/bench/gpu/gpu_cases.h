@@ -24,6 +24,5 @@ void gpu_bench_prompt(void);
 
 /* Candidates, timed beside what runs now (gpu_variants.c). */
 void gpu_variants_step(void);
-void gpu_variants_decode(void);
 
 #endif

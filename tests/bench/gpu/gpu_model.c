@@ -104,8 +104,8 @@ void gm_kv(struct gm *m, uint32_t seqs, uint32_t ctx_max)
     gpu_shuffle(t, (int32_t)blocks, 5);
     m->tables = gpu_upload(t, blocks * sizeof *t);
     free(t);
-    m->plan_words = tk_plan_words(seqs, seqs * ctx_max);
-    m->plan_cap = (uint32_t)m->plan_words - 1 - TK_MAX_SEQS;
+    m->plan_cap = seqs * tk_most_entries(ctx_max);
+    m->plan_words = (size_t)1 + TK_MAX_SEQS + m->plan_cap;
     m->plan = gpu_alloc(m->plan_words * 4);
     const size_t sb =
         tk_attn_decode_scratch(s->kv_heads, s->heads / s->kv_heads, s->dim, m->plan_cap);

@@ -27,7 +27,6 @@ static const struct part {
     {"step", gpu_bench_step},
     {"prefill", gpu_bench_prompt},
     {"variants-step", gpu_variants_step},
-    {"variants-decode", gpu_variants_decode},
 };
 
 int main(int argc, char **argv)

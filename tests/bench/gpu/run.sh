@@ -115,7 +115,7 @@ serve() {
 }
 variants() {
     local c
-    for c in variants-decode variants-step; do
+    for c in variants-step; do
         run variants 120 ours.json "$bin/gpu-bench" $c
     done
 }

@@ -53,6 +53,18 @@ static void long_sequences_take_chunks_of_twice_the_tokens(void **state)
     }
 }
 
+static void entries_are_counted_as_the_plan_makes_them(void **state)
+{
+    uint32_t words[1 + TK_MAX_SEQS + 32], n = 0, most = 0;
+    (void)state;
+    for (int32_t len = 1; len <= 9000; len++) {
+        assert_int_equal(tk_plan_host(&len, 1, words, sizeof words / sizeof words[0], &n), TD_OK);
+        assert_int_equal(tk_seq_entries((uint32_t)len), n);
+        most = n > most ? n : most;
+        assert_int_equal(tk_most_entries((uint32_t)len), most);
+    }
+}
+
 static void chunks_before_the_window_are_left_out(void **state)
 {
     const int32_t lens[] = {1000, 3000, 90};
@@ -162,6 +174,7 @@ int main(void)
         cmocka_unit_test(plan_lists_chunks_sequence_by_sequence),
         cmocka_unit_test(plan_of_one_sequence_does_not_depend_on_its_neighbours),
         cmocka_unit_test(long_sequences_take_chunks_of_twice_the_tokens),
+        cmocka_unit_test(entries_are_counted_as_the_plan_makes_them),
         cmocka_unit_test(chunks_before_the_window_are_left_out),
         cmocka_unit_test(plan_fits_the_words_that_it_asked_for),
         cmocka_unit_test(plan_refuses_what_does_not_fit),

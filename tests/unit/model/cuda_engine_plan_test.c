@@ -129,6 +129,20 @@ static void decode_rows_share_a_flat_pass(void **state)
     fixture_free(f);
 }
 
+/* A class too large starts blocks that have nothing to do: a tenth of the time at 8k tokens. */
+static void long_rows_count_chunks_of_512_tokens(void **state)
+{
+    struct fixture *f = fixture_new(false);
+    static const uint32_t pos[] = {2047, 2048, 8191};
+    for (uint32_t i = 0; i < 3; i++) {
+        add(f, pos[i], 1, i)->n_blocks = 1;
+    }
+    plan(f);
+    assert_int_equal(f->h.passes[0].entries, 8 + 5 + 16);
+    assert_int_equal(td__cu_class_entries(&f->c, 0, td__cu_class(&f->c, 0, 16)), 16);
+    fixture_free(f);
+}
+
 static void a_prompt_token_is_no_decode_row_even_alone(void **state)
 {
     struct fixture *f = fixture_new(true);
@@ -307,6 +321,11 @@ static void buckets_and_classes_hold_what_they_must(void **state)
     assert_int_equal(td__cu_class(&c, 0, 65), 4);
     assert_int_equal(td__cu_class_entries(&c, 6, 2), 1000);
     assert_int_equal(td__cu_class(&c, 6, 1000), 2);
+    assert_int_equal(td__cu_max_entries(1024), 4 * 64);
+    assert_int_equal(td__cu_max_entries(2049), 8 * 64); /* as a sequence of 2,048 */
+    assert_int_equal(td__cu_max_entries(8192), 16 * 64);
+    assert_int_equal(td__cu_max_entries(131072), 8192);
+    assert_int_equal(td__cu_max_entries(512 * 9000), 9000);
     uint32_t m[TD__CU_MAX_M];
     uint32_t n = td__cu_product_rows(512, m);
     assert_true(n > 1 && m[n - 1] == 512 && m[n - 2] < 512);
@@ -354,6 +373,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(decode_rows_share_a_flat_pass),
+        cmocka_unit_test(long_rows_count_chunks_of_512_tokens),
         cmocka_unit_test(a_prompt_token_is_no_decode_row_even_alone),
         cmocka_unit_test(beside_a_chunk_decode_rows_go_wide_unless_deterministic),
         cmocka_unit_test(many_decode_rows_are_cut_at_64_or_go_wide),
