@@ -18,12 +18,12 @@ static void require(bool ok, const char *what)
     }
 }
 
-struct em em_tiny(uint32_t n_embd, uint32_t n_heads, uint32_t n_kv_heads)
+struct em em_tiny(uint32_t n_layers, uint32_t n_embd, uint32_t n_heads, uint32_t n_kv_heads)
 {
     struct td_tiny_params p = td_tiny_defaults();
     struct em e = {0};
     p.type = "bf16";
-    p.n_layers = 3;
+    p.n_layers = n_layers;
     p.n_embd = n_embd;
     p.n_ffn = 2048;
     p.n_heads = n_heads;

@@ -15,7 +15,7 @@ struct em {
     void *random;       /* of a large one */
 };
 
-struct em em_tiny(uint32_t n_embd, uint32_t n_heads, uint32_t n_kv_heads);
+struct em em_tiny(uint32_t n_layers, uint32_t n_embd, uint32_t n_heads, uint32_t n_kv_heads);
 struct em em_llama3_8b(void);
 /* A file or folder that td_model_open reads. */
 struct em em_open(const char *path);
