@@ -7,6 +7,7 @@ Python with tests/chart/requirements.txt. TANDEM_BUILD is the build folder.
 """
 import base64
 import glob
+import hashlib
 import http.server
 import json
 import os
@@ -23,8 +24,8 @@ import yaml
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(os.path.dirname(HERE), "integration"))
-from harness import BUILD, ROOT, SCRATCH, run  # noqa: E402
-from manifest import Manifest  # noqa: E402
+from harness import BUILD, ROOT, SCRATCH, run, tiny_model  # noqa: E402
+from manifest import LocalPods, Manifest, until  # noqa: E402
 
 CHART = os.path.join(ROOT, "deploy", "helm", "tandem")
 HELMS = os.environ["TANDEM_HELM"].split()
@@ -305,7 +306,8 @@ class Api(http.server.BaseHTTPRequestHandler):
     """As much of an API server as Helm asks for before it installs: discovery, and one Secret or none."""
     secret = None
     kinds = {"v1": ["Secret", "Service", "ServiceAccount", "Pod"], "apps/v1": ["Deployment"],
-             "policy/v1": ["PodDisruptionBudget"], "networking.k8s.io/v1": ["NetworkPolicy"]}
+             "policy/v1": ["PodDisruptionBudget"], "autoscaling/v2": ["HorizontalPodAutoscaler"],
+             "networking.k8s.io/v1": ["NetworkPolicy"]}
 
     def answer(self, path):
         groups = [g.split("/") for g in Api.kinds if "/" in g]
@@ -402,14 +404,63 @@ def test_the_policies_let_pods_out_to_the_ports_of_the_addresses_they_are_given(
                 assert out == [[{"port": port, "protocol": "TCP"}]], (url, name, out)
 
 
+def test_the_values_of_the_grpc_page_let_outside_routers_drive_the_nodes():
+    with open(os.path.join(ROOT, "docs", "grpc.md"), encoding="utf-8") as f:
+        block, = re.findall(r"^```yaml\n(.*?)^```$", f.read(), re.M | re.S)
+    values = os.path.join(tempfile.mkdtemp(dir=SCRATCH), "values.yaml")
+    with open(values, "w", encoding="utf-8") as f:
+        f.write(block)
+    m = Manifest(render(HELMS[0], "cpu", "-f", values))
+    policy = m.get("NetworkPolicy", "t-tandem-engine")
+    satisfies(policy, ANY_VERSION)
+    nodes = m.selected(policy["spec"]["podSelector"]["matchLabels"])
+    port = policy["spec"]["ingress"][0]["ports"][0]["port"]
+    m.docs.append({"kind": "Secret", "metadata": {"name": "engine-keys", "labels": {}},
+                   "stringData": {"keys": f"smg {hashlib.sha256(b'key').hexdigest()} smg 0 0 0 0\n"}})
+    p = LocalPods(m, BUILD, tempfile.mkdtemp(dir=SCRATCH), tiny_model())
+    try:
+        for w in nodes:
+            p.start(w)
+        assert {w.name for w in nodes} == {"t-tandem-prefill", "t-tandem-decode"}
+        for w in nodes:
+            asked = [os.path.join(BUILD, "ctl", "tandemctl"), "health", f"{p.addresses[w.name]}:{port}", "--service",
+                     "vllm.grpc.engine.VllmEngine"]
+            until(lambda: subprocess.run(asked, capture_output=True, text=True, check=False).stdout == "SERVING\n", 60, p.log(w))
+    finally:
+        assert set(p.stop().values()) == {0}
+
+
+def notes(helm, *args):
+    with ApiServer() as url:
+        return call([helm, "install", "t", CHART, "-n", "tandem", "--dry-run=client", "--disable-openapi-validation",
+                     "--kube-apiserver", url, *CLAIM, *args], KUBECONFIG="/dev/null", NO_PROXY="127.0.0.1").split("NOTES:")[1]
+
+
+# (--set arguments, what the notes must say)
+SAID = [
+    (["prefill.gpu.count=1"], r"WARNING: prefill asks for GPUs: .* serves only in `standalone` nodes"),
+    (["standalone.enabled=true", "networkPolicy.enabled=false"], r"WARNING: networkPolicy.enabled=false"),
+    (["router.service.type=NodePort"], r"NOTE: router.service.type=NodePort: .* networkPolicy.clients"),
+    (["decode.autoscaling.enabled=true"], r"NOTE: decode scales on pod metrics: .*custom\.metrics\.k8s\.io"),
+    (["adminTls.enabled=true", "adminTls.existingSecret=x", "adminTls.mode=mutual"],
+     r"NOTE: adminTls.mode=mutual: tandemctl needs"),
+    (["auth.enabled=true", "auth.existingSecret=x"], r"Authorization: Bearer"),
+    (["standalone.enabled=true", "standalone.pools.a.replicas=2"],
+     r"wait pod -l app.kubernetes.io/instance=t,app.kubernetes.io/component=standalone --for=condition=Ready"),
+]
+
+
 def test_notes_say_how_to_ask_and_warn():
     for helm in HELMS:
-        with ApiServer() as url:
-            notes = call([helm, "install", "t", CHART, "-n", "tandem", "--dry-run=client", "--disable-openapi-validation",
-                          "--kube-apiserver", url, *CLAIM],
-                         KUBECONFIG="/dev/null", NO_PROXY="127.0.0.1").split("NOTES:")[1]
-        assert "service/t-tandem 8000:8000" in notes and '"model":"default"' in notes, notes
-        assert "WARNING: auth.enabled=false" in notes and "GPU" not in notes, notes
+        plain = notes(helm)
+        assert "service/t-tandem 8000:8000" in plain and '"model":"default"' in plain, plain
+        assert "rollout status deployment/t-tandem-router" in plain
+        assert "curl" not in notes(helm, "--set", "router.enabled=false"), "nobody answers there"
+        assert "helm test t -n tandem" in plain and "tandemctl explain REQUEST-ID" in plain, plain
+        assert "WARNING: auth.enabled=false" in plain and not re.search("|".join(message for _, message in SAID), plain), plain
+        for sets, message in SAID:
+            said = notes(helm, *[a for s in sets for a in ("--set", s)])
+            assert re.search(message, said), (helm, sets, said)
 
 
 def test_rules_and_dashboards_are_their_files():

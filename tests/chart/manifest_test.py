@@ -165,6 +165,20 @@ def test_selectors_find_pods_and_names_of_ports_resolve():
             assert all(doc["spec"]["podMetricsEndpoints"][0]["port"] in w.ports() for w in found), name
 
 
+def test_routers_find_pods_by_a_headless_service_before_they_are_ready():
+    looked_up = 0
+    for name, m in GOLDEN.items():
+        for w in m.workloads():
+            for arg in (a for a in w.container["args"] if a.startswith("--node=")):
+                host, port = re.match(r"--node=tcp://([a-z0-9-]+)\.tandem\.svc:(\d+)$", arg).groups()
+                spec = m.get("Service", host)["spec"]
+                assert spec["clusterIP"] == "None" and spec["publishNotReadyAddresses"] is True, (name, host)
+                found, = m.selected(spec["selector"])
+                assert found.component == "node" and found.ports()["ctrl"] == int(port), (name, arg)
+                looked_up += 1
+    assert looked_up >= 9, looked_up
+
+
 def test_no_selector_but_a_pools_own_names_a_role():
     for name, m in GOLDEN.items():
         text = json.dumps([d["spec"] for d in m.of("NetworkPolicy", "Service", "PodMonitor")])
