@@ -90,6 +90,33 @@ def test_the_list_and_what_is_served_are_the_same():
             assert all(s.types[n] == t for n, t in mine.items()), s.role
 
 
+# The bounds with which vLLM serves these; token counts are a 1-2-5 series there up to the model's length.
+BOUNDS = {
+    "vllm:time_to_first_token_seconds": ".001 .005 .01 .02 .04 .06 .08 .1 .25 .5 .75 1 2.5 5 7.5 10 20 40 80 160 640 2560",
+    "vllm:inter_token_latency_seconds": ".01 .025 .05 .075 .1 .15 .2 .3 .4 .5 .75 1 2.5 5 7.5 10 20 40 80",
+    "vllm:request_time_per_output_token_seconds": ".01 .025 .05 .075 .1 .15 .2 .3 .4 .5 .75 1 2.5 5 7.5 10 20 40 80",
+    "vllm:e2e_request_latency_seconds": ".3 .5 .8 1 1.5 2 2.5 5 10 15 20 30 40 50 60 120 240 480 960 1920 7680",
+    "vllm:request_queue_time_seconds": ".3 .5 .8 1 1.5 2 2.5 5 10 15 20 30 40 50 60 120 240 480 960 1920 7680",
+    "vllm:request_prompt_tokens": "1 2 5 10 20 50 100 200 500 1000 2000 5000 10000 20000 50000 100000",
+    "vllm:request_params_n": "1 2 5 10 20",
+    "vllm:nixl_xfer_time_seconds": ".005 .01 .025 .05 .075 .1 .2 .3 .5 .75 1 5",
+    "vllm:nixl_bytes_transferred": " ".join(str(2 ** e) for e in range(11, 34, 2)),
+}
+FINER = {.001, .002, .005}  # what we add to the times between tokens
+
+
+def test_histograms_have_the_fields_bounds():
+    with cluster(time_scale=1) as cl:
+        for s in scrapes(cl)[1:]:
+            for name, bounds in BOUNDS.items():
+                samples = "\n".join(k for k in s.values if k.startswith(name + "_bucket{"))
+                ours = {float(b) for b in re.findall(r'[{,]le="([0-9.e+]+)"', samples)}
+                theirs = {float(b) for b in bounds.split()}
+                more = {b for b in ours if b > max(theirs)} if name.startswith("vllm:request_p") else set()
+                more |= FINER if re.search("inter_token|per_output", name) else set()
+                assert theirs <= ours and ours - theirs <= more, (name, sorted(ours ^ theirs))
+
+
 def test_everything_moves_after_one_request():
     with cluster(time_scale=1) as cl:
         port = cl.router.port("http")
