@@ -307,7 +307,7 @@ class Api(http.server.BaseHTTPRequestHandler):
     secret = None
     kinds = {"v1": ["Secret", "Service", "ServiceAccount", "Pod"], "apps/v1": ["Deployment"],
              "policy/v1": ["PodDisruptionBudget"], "autoscaling/v2": ["HorizontalPodAutoscaler"],
-             "networking.k8s.io/v1": ["NetworkPolicy"]}
+             "keda.sh/v1alpha1": ["ScaledObject"], "networking.k8s.io/v1": ["NetworkPolicy"]}
 
     def answer(self, path):
         groups = [g.split("/") for g in Api.kinds if "/" in g]
@@ -442,6 +442,8 @@ SAID = [
     (["standalone.enabled=true", "networkPolicy.enabled=false"], r"WARNING: networkPolicy.enabled=false"),
     (["router.service.type=NodePort"], r"NOTE: router.service.type=NodePort: .* networkPolicy.clients"),
     (["decode.autoscaling.enabled=true"], r"NOTE: decode scales on pod metrics: .*custom\.metrics\.k8s\.io"),
+    (["decode.autoscaling.enabled=true", "decode.autoscaling.type=keda"],
+     r"NOTE: decode scales on series of http://prometheus.* release and pool: enable monitoring.podMonitor"),
     (["adminTls.enabled=true", "adminTls.existingSecret=x", "adminTls.mode=mutual"],
      r"NOTE: adminTls.mode=mutual: tandemctl needs"),
     (["auth.enabled=true", "auth.existingSecret=x"], r"Authorization: Bearer"),
