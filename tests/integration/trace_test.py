@@ -189,7 +189,7 @@ def test_failures_are_told_as_such():
         assert "status" in routes[0] and "status" not in routes[1]
         assert "status" not in collector.of(again, "text_completion tiny")[0]  # the client saw an answer
         gone = TRACE[:-1] + "e"
-        s = Stream(port, text=TEXT, max_tokens=200, ignore_eos=True, headers={"traceparent": f"00-{gone}-{SPAN}-01"})
+        s = Stream(port, text=TEXT, max_tokens=1800, ignore_eos=True, headers={"traceparent": f"00-{gone}-{SPAN}-01"})
         next(s.events())
         s.close()
         complete(collector, gone, ["chat tiny"])
