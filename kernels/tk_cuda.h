@@ -152,11 +152,8 @@ struct tk_attn_decode {
     /* No plan may have more entries; scratch holds as many. Told close, the launch is no larger than the work: at 1 x 8k
      * idle blocks cost a tenth. Moves no bit. */
     uint32_t max_entries;
-    float scale; /* usually 1/sqrt(head_dim) */
-    bool pdl;    /* start early behind the previous kernel of the stream */
-    /* Run while the kernel before, tk_attn_prefill of fewer blocks than there are SMs, does: start once all its blocks have,
-     * end behind it. Nothing that is read here may be that one's output. sm_90a; elsewhere one runs after the other. */
-    bool beside;
+    float scale;     /* usually 1/sqrt(head_dim) */
+    bool pdl;        /* start early behind the previous kernel of the stream */
     bool one_table;  /* tokens of one sequence: all rows have the first row's table */
     uint32_t blocks; /* of the launch, at most; 0: by max_entries. Moves no bit; sm_90a only */
     uint32_t window; /* 0: all; else the last tokens that a row sees, as in the plan */
@@ -191,7 +188,6 @@ struct tk_attn_prefill {
     uint32_t
         window; /* 0: all; else a row sees its last window tokens, itself included. Blocks wholly before what the first
                         row of a tile sees are not read */
-    uint32_t blocks; /* of the launch, at most; 0: one per SM. Moves no bit; sm_90a only */
 };
 /* Map over rows of q, row_stride elements apart. */
 td_err tk_rows_map(const tk_bf16 *q, uint32_t rows, uint32_t n_heads, uint32_t head_dim,

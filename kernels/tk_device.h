@@ -23,7 +23,6 @@ struct tk_device_facts {
     char name[96];
     uint64_t total_bytes, free_bytes;
     uint32_t major, minor; /* compute capability */
-    uint32_t sms;
 };
 
 /* Makes device `index` current on this thread and tells about it. */

@@ -445,8 +445,6 @@ static void describe_shape(struct td__cu *e, const struct td_cuda_engine_params 
     c->max_passes = p->max_rows + p->max_tokens / TK_MAX_ROWS + 2;
     c->max_samples = p->max_tokens;
     c->max_tables = 2 * p->max_rows; /* a row may be in a wide and in a flat pass */
-    c->n_heads = e->n_heads;
-    c->n_kv = e->n_kv;
 }
 
 static void describe(struct td__cu *e, const struct td_cuda_engine_params *p)
@@ -540,7 +538,6 @@ static td_err open_device(struct td__cu *e, const struct td_cuda_engine_params *
     }
     TD_TRY(err);
     const bool hopper = path == TK_PATH_SM90A;
-    e->shape.sms = hopper ? f.sms : 0;
     name_numerics(e, &f, hopper, p->deterministic);
     TD_LOG(INFO, "accelerator",
            "device=%d name=\"%s\" capability=%u.%u kernels=%s bytes=%" PRIu64 " free=%" PRIu64,
@@ -690,14 +687,7 @@ td_err td_cuda_engine_create(const struct td_model *model, const struct td_cuda_
     return TD_OK;
 }
 
-/* ---- tool hooks ---- */
-
-void td_cuda_engine_beside(struct td_engine *base, uint32_t sms)
-{
-    struct td__cu *e = of(base);
-    /* the engine thread reads it for a step that is submitted after this */
-    e->shape.beside = e->dim == 128 ? sms : 0;
-}
+/* ---- tool hook ---- */
 
 static td_err submit_for_logits(void *engine, const struct td_row *row, float *logits)
 {

@@ -39,12 +39,6 @@ struct td_cuda_engine_params {
 td_err td_cuda_engine_create(const struct td_model *model, const struct td_cuda_engine_params *p,
                              struct td_engine **out_engine) TD_MUST_CHECK;
 
-/* Tool hook, between steps: whether attention of chunks and of the decode rows beside them runs at once, each on SMs of its
- * own. 0: one after the other, which an engine begins with; a number: the SMs of the chunks; AUTO: by their work. Results
- * do not depend on it. A candidate: sm_90a kernels and heads of 128 alone, others stay at 0. */
-#define TD_CUDA_BESIDE_AUTO UINT32_MAX
-void td_cuda_engine_beside(struct td_engine *e, uint32_t sms);
-
 /* Test and tool hook: as td_cpu_engine_logits. */
 td_err td_cuda_engine_logits(struct td_engine *e, const int32_t *tokens, uint32_t n, uint32_t chunk,
                              float *out_logits) TD_MUST_CHECK;

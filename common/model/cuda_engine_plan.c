@@ -316,79 +316,6 @@ static void add_chunk(struct build *b, struct td__cu_pass *p, uint32_t r, uint32
     add_wide(b, p, r, n);
 }
 
-/* --- two attention kernels at once --- */
-
-/* What they cost on one H200, heads of 128 in groups of four: kernels/cuda/NOTES.md. A wrong guess costs time alone. */
-#define TILE_NS      1500 /* of an SM: a query tile of one head .. */
-#define TILE_KEYS_NS 1650 /* .. and each key tile that it sees */
-#define ENTRY_NS     5200 /* of half an SM: an entry of decode attention for one KV head */
-#define ENTRY_MEM_NS 31   /* of device memory */
-
-struct prefill_work {
-    uint64_t items, sum_ns, longest_ns; /* an item: a query tile of one head */
-};
-
-static struct prefill_work prefill_work_of(const struct td__cu_shape *c,
-                                           const struct td__cu_host *h, const struct td__cu_pass *p)
-{
-    struct prefill_work w = {0};
-    for (uint32_t i = 0; i < p->n_tiles; i++) {
-        const struct tk_chunk *chunk = &h->chunks[h->tiles[i] >> 16];
-        int32_t end = (int32_t)((h->tiles[i] & 0xffff) + 1) * TK_TILE_ROWS;
-        int32_t last = chunk->pos0 + (end < chunk->n ? end : chunk->n) - 1;
-        uint64_t ns = TILE_NS + (uint64_t)(last / TK_TILE_KEYS + 1) * TILE_KEYS_NS;
-        w.items += c->n_heads;
-        w.sum_ns += ns * c->n_heads;
-        w.longest_ns = ns > w.longest_ns ? ns : w.longest_ns;
-    }
-    return w;
-}
-
-static uint64_t larger(uint64_t a, uint64_t b)
-{
-    return a > b ? a : b;
-}
-
-/* Items are dealt out in rounds, long ones to blocks that get short ones next. */
-static uint64_t prefill_ns(const struct prefill_work *w, uint64_t blocks)
-{
-    uint64_t rounds = (w->items + blocks - 1) / blocks;
-    return larger(w->longest_ns, w->sum_ns * rounds / w->items);
-}
-
-static uint64_t decode_ns(uint64_t items, uint64_t blocks)
-{
-    return larger((items + blocks - 1) / blocks * ENTRY_NS, items * ENTRY_MEM_NS);
-}
-
-struct td__cu_split td__cu_split_of(const struct td__cu_shape *c, const struct td__cu_host *h,
-                                    const struct td__cu_pass *p)
-{
-    const struct prefill_work w = prefill_work_of(c, h, p);
-    struct td__cu_split best = {0, 0};
-    if (c->beside == 0 || w.items == 0 || p->n_groups != 1) {
-        return best;
-    }
-    const uint64_t items = (uint64_t)h->groups[0].entries * c->n_kv;
-    uint64_t least = prefill_ns(&w, c->sms) + decode_ns(items, 2 * (uint64_t)c->sms);
-    for (uint64_t rounds = 1; rounds <= w.items; rounds++) {
-        const uint64_t mine =
-            c->beside != TD_CUDA_BESIDE_AUTO ? c->beside : (w.items + rounds - 1) / rounds;
-        if (mine >= c->sms) {
-            continue;
-        }
-        const uint64_t theirs = 2 * (c->sms - mine),
-                       ns = larger(prefill_ns(&w, mine), decode_ns(items, theirs));
-        if (ns < least || c->beside != TD_CUDA_BESIDE_AUTO) {
-            /* as many as its number of rounds takes: the others would wait at the end */
-            const uint64_t turns = (items + theirs - 1) / theirs;
-            best = (struct td__cu_split){(uint32_t)mine, (uint32_t)((items + turns - 1) / turns)};
-            least = ns;
-        }
-    }
-    return best;
-}
-
 static td_err plan_wide(struct build *b, bool decode_too)
 {
     struct td__cu_pass *p = NULL;
@@ -416,9 +343,7 @@ static td_err plan_wide(struct build *b, bool decode_too)
     if (decode_too) {
         add_groups(b, p, tok0, p->n_tok - tok0, table0);
     }
-    TD_TRY(tk_tiles_host(h->chunks, p->n_chunks, h->tiles, b->c->max_tiles, &p->n_tiles));
-    p->split = td__cu_split_of(b->c, h, p);
-    return TD_OK;
+    return tk_tiles_host(h->chunks, p->n_chunks, h->tiles, b->c->max_tiles, &p->n_tiles);
 }
 
 /* Beside a chunk, or when more than one flat pass would read the weights, decode rows go wide. */

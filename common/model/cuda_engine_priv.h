@@ -41,12 +41,6 @@ struct td__cu_group {
     uint32_t table0; /* row of the table array; the others' follow */
 };
 
-/* Blocks of the two attention kernels of a wide pass that run at once, on SMs of their own: one of prefill takes an SM, two
- * of decode do. prefill 0: one kernel after the other. */
-struct td__cu_split {
-    uint32_t prefill, decode;
-};
-
 struct td__cu_pass {
     bool wide;
     bool greedy; /* every sampling row takes the largest logit as it is */
@@ -61,7 +55,6 @@ struct td__cu_pass {
     uint32_t in;                 /* flat: index of its td__cu_flat_in */
     /* wide */
     uint32_t n_chunks, n_tiles, n_groups;
-    struct td__cu_split split;
 };
 
 /* The host side of a step: everything that is copied to the device, and what comes back. */
@@ -90,9 +83,6 @@ struct td__cu_shape {
     uint32_t max_entries; /* of one decode attention launch */
     uint32_t blocks_per_seq;
     uint32_t max_rows, max_tokens, max_tiles, max_passes, max_samples, max_tables;
-    uint32_t n_heads, n_kv;
-    uint32_t sms;    /* that two attention kernels may share; 0: they cannot */
-    uint32_t beside; /* as td_cuda_engine_beside */
 };
 
 /* Fills h->passes and all that they name; drops nothing: every live row of s is in one pass. */
@@ -105,9 +95,6 @@ uint32_t td__cu_max_entries(uint32_t max_len);
 /* Smallest class of a bucket whose entries suffice, and the entries of a class. */
 uint32_t td__cu_class(const struct td__cu_shape *c, uint32_t bucket, uint32_t entries);
 uint32_t td__cu_class_entries(const struct td__cu_shape *c, uint32_t bucket, uint32_t cls);
-/* How prefill attention of the pass's chunks and decode attention of its one group share the device. Moves no bit. */
-struct td__cu_split td__cu_split_of(const struct td__cu_shape *c, const struct td__cu_host *h,
-                                    const struct td__cu_pass *p);
 /* Row counts that large products are planned for, ascending; the last is max_tokens (at least). */
 uint32_t td__cu_product_rows(uint32_t max_tokens, uint32_t out_m[TD__CU_MAX_M]);
 

@@ -276,15 +276,10 @@ static td_err product(struct td__cu *e, struct tk_lt_product p)
     return tk_lt_run(e->lt, e->stream, &p);
 }
 
-static td_err plan_group(struct td__cu *e, const struct td__cu_group *g)
-{
-    return tk_plan_window_device(e->stream, e->d_lens + g->tok0, g->n, e->model->hp.window, e->plan,
-                                 (size_t)1 + TK_MAX_SEQS + g->entries);
-}
-
 static td_err wide_group(struct td__cu *e, const struct td__cu_layer *l, uint32_t layer,
-                         const struct td__cu_group *g, const struct td__cu_split *split)
+                         const struct td__cu_group *g, bool plan)
 {
+    const size_t words = (size_t)1 + TK_MAX_SEQS + g->entries;
     const uint32_t stride = e->shape.blocks_per_seq;
     const struct tk_attn_decode a = {.kv = &l->m_kv,
                                      .q = e->w_q + (size_t)g->tok0 * e->qkv_width,
@@ -304,9 +299,11 @@ static td_err wide_group(struct td__cu *e, const struct td__cu_layer *l, uint32_
                                      .out_stride = e->q_width,
                                      .max_entries = g->entries,
                                      .scale = e->scale,
-                                     .beside = split->prefill > 0,
-                                     .blocks = split->decode,
                                      .window = e->model->hp.window};
+    if (plan) {
+        TD_TRY(tk_plan_window_device(e->stream, e->d_lens + g->tok0, g->n, e->model->hp.window,
+                                     e->plan, words));
+    }
     return tk_attn_decode(e->stream, &a);
 }
 
@@ -332,10 +329,6 @@ static td_err wide_attention(struct td__cu *e, const struct td__cu_host *h,
                                  .k_norm = l->k_norm,
                                  .eps = e->model->hp.rms_eps};
     TD_TRY(tk_rope_kv(e->stream, &r));
-    /* ahead of prefill attention: decode attention may begin with that */
-    if (layer == 0 && p->n_groups == 1) {
-        TD_TRY(plan_group(e, &h->groups[0]));
-    }
     if (p->n_tiles > 0) {
         const struct tk_attn_prefill a = {.kv = &e->m_pool,
                                           .q = &e->m_wq,
@@ -351,15 +344,11 @@ static td_err wide_attention(struct td__cu *e, const struct td__cu_host *h,
                                           .table_stride = e->shape.blocks_per_seq,
                                           .out_stride = e->q_width,
                                           .scale = e->scale,
-                                          .window = e->model->hp.window,
-                                          .blocks = p->split.prefill};
+                                          .window = e->model->hp.window};
         TD_TRY(tk_attn_prefill(e->stream, &a));
     }
     for (uint32_t i = 0; i < p->n_groups; i++) {
-        if (p->n_groups > 1) {
-            TD_TRY(plan_group(e, &h->groups[i]));
-        }
-        TD_TRY(wide_group(e, l, layer, &h->groups[i], &p->split));
+        TD_TRY(wide_group(e, l, layer, &h->groups[i], layer == 0 || p->n_groups > 1));
     }
     return TD_OK;
 }

@@ -12,8 +12,7 @@
 //   c % 8, ascending, then the eight sums in order. One warp does a row, or eight warps do where rows are few and long:
 //   the same order, which depends on the sequence's length alone, and nobody waits for memory inside the streaming loop. (The first version let the
 //   last to arrive merge: blocks that fell behind got all the merging and fell further behind.)
-//   All blocks must be able to run at once; the launcher starts two per SM. Beside prefill attention some of them may have
-//   to wait for that one to end, which waits for nobody.
+//   All blocks must be able to run at once; the launcher starts two per SM.
 //   Pages behind the newest token's are loaded before griddepcontrol.wait: see struct tk_attn_decode.
 // Bound by: device memory (KV bytes). Measured: see NOTES.md.
 #include "kernels/cuda/attn_decode.cuh"
@@ -253,9 +252,7 @@ template <int D, int STAGES> TK_DEV void feed_start(feed &f, const CUtensorMap *
            !(a.cos_sin == nullptr && f.ld.newest && f.ld.page == f.ld.n_pages - 1)) {
         feed_page<D, STAGES>(f, kv, a);
     }
-    if (!a.beside) {
-        pdl_wait();
-    }
+    pdl_wait();
     while (f.issued < STAGES && f.ld.item < f.n_items) {
         feed_page<D, STAGES>(f, kv, a);
     }
@@ -371,16 +368,11 @@ __global__ void __launch_bounds__(THREADS, 2)
         f.lane = threadIdx.x & 31;
         compute_loop<D, STAGES>(&kv, a, ma, f, full, empty);
     } else {
-        if (!a.beside) {
-            pdl_wait();
-        }
+        pdl_wait();
         merge_loop<D, G>(a, ma, full, empty, n_items);
     }
     __syncthreads();
     finish_rows<D>(a, blocks, ma);
-    if (a.beside) {
-        pdl_wait(); // likewise
-    }
 }
 
 } // namespace
@@ -408,7 +400,7 @@ static td_err launch_decode(tk_stream s, const struct tk_attn_decode *p, const a
     // Two blocks per SM: one waits at the end of its item while the other streams.
     const uint32_t most = p->blocks != 0 ? p->blocks : p->max_entries * p->n_kv_heads;
     const uint32_t grid = most < 2 * dev->sms ? most : 2 * dev->sms;
-    tk_launch l(s, grid, THREADS, bytes, 1, p->pdl || p->beside);
+    tk_launch l(s, grid, THREADS, bytes, 1, p->pdl);
     TK_TRY_CUDA(cudaLaunchKernelEx(&l.cfg, attn_decode_kernel<D, STAGES, G>,
                                    *(const CUtensorMap *)(const void *)p->kv->bytes, a));
     return TD_OK;

@@ -31,7 +31,6 @@ struct args {
     size_t block_bytes;
     uint32_t n_seqs, n_kv, group, table_stride, table_step, q_stride, out_stride;
     int window; // 0: none
-    bool beside;
     float scale_log2;
 };
 
@@ -450,7 +449,6 @@ static td_err args_of(const struct tk_attn_decode *p, args &a)
     a.q_stride = p->q_stride;
     a.out_stride = p->out_stride;
     a.window = (int)p->window;
-    a.beside = p->beside;
     a.scale_log2 = p->scale * 1.44269504088896f;
     const scratch_parts sp = scratch_layout(a.n_kv, a.group, p->head_dim, p->max_entries);
     unsigned char *m = static_cast<unsigned char *>(p->scratch);

@@ -434,7 +434,6 @@ __global__ void __launch_bounds__(THREADS, 1)
     sm.v_full = sm.k_empty + 8 * STAGES;
     sm.v_empty = sm.v_full + 8 * STAGES;
     const int wg = threadIdx.x / 128, t = threadIdx.x % 128;
-    pdl_launch(); // every block has its SM: decode attention may take the others (tk_attn_decode.beside)
     if (threadIdx.x == 0) {
         bar_init(sm.q_full, 1);
         bar_init(sm.q_empty, CONSUMERS);
@@ -501,9 +500,7 @@ extern "C" td_err tk_attn_prefill(tk_stream s, const struct tk_attn_prefill *p)
     a.window = (int)p->window;
     a.scale_log2 = p->scale * 1.44269504088896f;
     TD_TRY(tk_prepare(attn_prefill_kernel, SMEM));
-    const uint32_t total = p->n_tiles * p->n_heads,
-                   most = p->blocks != 0 && p->blocks < dev->sms ? p->blocks : dev->sms,
-                   grid = total < most ? total : most;
+    const uint32_t total = p->n_tiles * p->n_heads, grid = total < dev->sms ? total : dev->sms;
     a.section = section_heads(p, grid);
     tk_launch l(s, grid, THREADS, SMEM, 1, false);
     TK_TRY_CUDA(cudaLaunchKernelEx(&l.cfg, attn_prefill_kernel,

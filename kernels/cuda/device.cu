@@ -21,7 +21,6 @@ extern "C" td_err tk_device_open(int index, struct tk_device_facts *out)
     out->free_bytes = left;
     out->major = (uint32_t)p.major;
     out->minor = (uint32_t)p.minor;
-    out->sms = (uint32_t)p.multiProcessorCount;
     return TD_OK;
 }
 

@@ -74,8 +74,8 @@ td_err tk_device_open(int index, struct tk_device_facts *out)
     if (index != 0) {
         return TD_ERR_DEVICE;
     }
-    *out = (struct tk_device_facts){"reference",   TK_REF_MEMORY, TK_REF_MEMORY,
-                                    capability[0], capability[1], 132};
+    *out = (struct tk_device_facts){"reference", TK_REF_MEMORY, TK_REF_MEMORY, capability[0],
+                                    capability[1]};
     return TD_OK;
 }
 

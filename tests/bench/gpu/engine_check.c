@@ -9,7 +9,7 @@
  *   step         a decode step of Llama-3-8B's shape through the engine, greedy and sampled
  *   prefill      prompts of 512, 2,048 and 8,192 tokens
  *   mixed        a chunk of 512 tokens that ends its prompt, alone (also without that end's head and choice) and beside 32
- *                decode rows at 1k, candidates turn by turn; their results, bit by bit
+ *                decode rows at 1k, turn by turn
  *   logits MODEL TOKENS OUT    every token's logits: raw int32 in, raw float32 out
  *   greedy MODEL TOKENS OUT    64 ids behind a prompt, by decode steps: raw int32 in and out
  */
@@ -236,78 +236,6 @@ static void expect_same(const char *what, const char *which, uint32_t bad)
     expect(name, bad == 0);
 }
 
-/* ---- a chunk beside decode rows ---- */
-
-/* Prompts of ctx tokens for DECODING sequences and the one whose chunk runs beside them; the tokens of the last. */
-static int32_t *mixed_prompts(const struct td_model *m, struct es_set *s, uint32_t ctx)
-{
-    int32_t *tokens = malloc(ctx * sizeof *tokens);
-    es_need(tokens != NULL ? TD_OK : TD_ERR_NO_MEMORY, "tokens");
-    for (uint32_t i = 0; i <= DECODING; i++) {
-        es_tokens(m->hp.n_vocab, i, tokens, ctx);
-        es_slot(s, i, es_greedy(), tokens, ctx, NULL, 0);
-        (void)es_prefill(s, i, tokens, ctx, ctx, false);
-    }
-    return tokens;
-}
-
-/* The second half of the last prompt, and the first token of output of `rows` others. */
-static uint32_t mixed_rows(struct es_set *s, const int32_t *tokens, uint32_t ctx, uint32_t rows,
-                           struct td_row out[DECODING + 1])
-{
-    uint32_t n = 0;
-    s->seq[DECODING].pos = ctx / 2;
-    out[n++] = es_row(s, DECODING, tokens + ctx / 2, ctx - ctx / 2, true);
-    for (uint32_t i = 0; i < rows; i++) {
-        s->seq[i].pos = ctx;
-        out[n++] = es_row(s, i, tokens + i, 1, true);
-    }
-    return n;
-}
-
-/* Attention kernels at once or one after the other: the same ids and log probabilities, to the bit. */
-static void check_beside(struct es_set *s, const int32_t *tokens, uint32_t ctx, const char *what)
-{
-    static const uint32_t beside[] = {0, TD_CUDA_BESIDE_AUTO, 1, 43, 64, 131};
-    struct td_row rows[DECODING + 1];
-    int32_t ids[DECODING + 1];
-    float logprobs[DECODING + 1];
-    uint32_t bad = 0, n = mixed_rows(s, tokens, ctx, DECODING, rows);
-    char name[160];
-    for (size_t k = 0; k < sizeof beside / sizeof beside[0]; k++) {
-        td_cuda_engine_beside(s->e, beside[k]);
-        for (uint32_t i = 0; i < n; i++) {
-            rows[i].want = TD_WANT_LOGPROBS;
-        }
-        const struct td_step_result r = es_step(s->e, rows, n);
-        for (uint32_t i = 0; i < n; i++) {
-            const int32_t id = r.rows[i].ids[0];
-            const float logprob = r.rows[i].logprobs[0];
-            bad += k > 0 && (id != ids[i] || memcmp(&logprob, &logprobs[i], sizeof logprob) != 0);
-            ids[i] = k > 0 ? ids[i] : id;
-            logprobs[i] = k > 0 ? logprobs[i] : logprob;
-        }
-    }
-    td_cuda_engine_beside(s->e, 0);
-    (void)snprintf(name, sizeof name,
-                   "%s: attention of chunk and rows at once = one after the other "
-                   "(%u of %zu rows differ)",
-                   what, bad, n * (sizeof beside / sizeof beside[0] - 1));
-    expect(name, bad == 0);
-}
-
-static void check_mixed(const struct td_model *m, const char *what)
-{
-    enum { CTX = 640 };
-    struct td_engine *e = open_engine(m, false, SEQS, 1024, 0);
-    struct es_set s = es_make(e, DECODING + 1, CTX + 64, 1);
-    int32_t *tokens = mixed_prompts(m, &s, CTX);
-    check_beside(&s, tokens, CTX, what);
-    free(tokens);
-    es_drop(&s);
-    e->ops->destroy(e);
-}
-
 static void check_ids(const struct td_model *m, const char *what)
 {
     static struct work w;
@@ -330,9 +258,6 @@ static void check_ids(const struct td_model *m, const char *what)
     printf("     %s: 64 at once by chunks of 97: %u of %d sequences differ (no promise)\n", name,
            run_together(&w, 97, false, 2), SEQS);
     w.e->ops->destroy(w.e);
-    if (m->hp.head_dim == 128) {
-        check_mixed(m, name);
-    }
 }
 
 static const struct {
@@ -371,8 +296,8 @@ static struct td_engine *open_small(const struct td_model *m, bool deterministic
     return e;
 }
 
-/* Chunks; decode rows, sampled and greedy alone; decode beside a chunk and output that is computed again, twice: both
- * attentions in turn, then at once. What lies before the chunks is the pool's zeros. */
+/* Chunks; decode rows, sampled and greedy alone; decode beside a chunk and output that is computed again. What lies before
+ * the chunks is the pool's zeros. */
 static void small_passes(struct td_engine *e, uint32_t vocab)
 {
     static const uint32_t before[SMALL_SEQS] = {0, 30, 300};
@@ -398,8 +323,6 @@ static void small_passes(struct td_engine *e, uint32_t vocab)
     rows[2] = es_row(&s, 2, tokens, 7, true);
     rows[2].want = TD_WANT_LOGPROBS;
     rows[2].output_pos = rows[2].pos + 2;
-    (void)es_step(e, rows, SMALL_SEQS);
-    td_cuda_engine_beside(e, TD_CUDA_BESIDE_AUTO);
     (void)es_step(e, rows, SMALL_SEQS);
     es_drop(&s);
 }
@@ -563,23 +486,37 @@ static void bench_prefill(void)
     em_close(&m);
 }
 
-/* What a mixed step is compared with, and its candidates. Every chunk is the second half of a prompt of 1,024 tokens. */
+/* Prompts of MIXED_CTX tokens for DECODING sequences and the one whose chunk runs beside them; the tokens of the last. */
+static int32_t *mixed_prompts(const struct td_model *m, struct es_set *s)
+{
+    int32_t *tokens = malloc(MIXED_CTX * sizeof *tokens);
+    es_need(tokens != NULL ? TD_OK : TD_ERR_NO_MEMORY, "tokens");
+    for (uint32_t i = 0; i <= DECODING; i++) {
+        es_tokens(m->hp.n_vocab, i, tokens, MIXED_CTX);
+        es_slot(s, i, es_greedy(), tokens, MIXED_CTX, NULL, 0);
+        (void)es_prefill(s, i, tokens, MIXED_CTX, MIXED_CTX, false);
+    }
+    return tokens;
+}
+
+/* What is compared. The chunk is the second half of the last prompt. */
 static const struct mixed {
-    uint32_t rows;   /* at 1,024 tokens */
-    bool head;       /* the chunk's last token chooses the next, as a prompt's end does */
-    uint32_t beside; /* td_cuda_engine_beside */
-} mixed_cases[] = {{0, false, 0},        {0, true, 0}, /* what the others are compared with */
-                   {DECODING, true, 0},  {DECODING, true, TD_CUDA_BESIDE_AUTO},
-                   {DECODING, true, 32}, {DECODING, true, 43},
-                   {DECODING, true, 64}, {DECODING, true, 80}};
-enum { MIXED = sizeof mixed_cases / sizeof mixed_cases[0] };
+    uint32_t rows; /* that decode beside it, at MIXED_CTX */
+    bool head;     /* the chunk's last token chooses the next, as a prompt's end does */
+} mixed_cases[] = {{0, false}, {0, true}, {DECODING, true}};
+enum { MIXED = sizeof mixed_cases / sizeof mixed_cases[0], ALONE = 1 };
 
 static void mixed_step(struct es_set *s, const int32_t *tokens, const struct mixed *c)
 {
+    const uint32_t half = MIXED_CTX / 2;
     struct td_row rows[DECODING + 1];
-    uint32_t n = mixed_rows(s, tokens, MIXED_CTX, c->rows, rows);
-    rows[0].sampling = c->head ? rows[0].sampling : TD_NO_SAMPLE;
-    td_cuda_engine_beside(s->e, c->beside);
+    uint32_t n = 0;
+    s->seq[DECODING].pos = half;
+    rows[n++] = es_row(s, DECODING, tokens + half, half, c->head);
+    for (uint32_t i = 0; i < c->rows; i++) {
+        s->seq[i].pos = MIXED_CTX;
+        rows[n++] = es_row(s, i, tokens + i, 1, true);
+    }
     (void)es_step(s->e, rows, n);
 }
 
@@ -588,10 +525,10 @@ static void say_mixed(double us[MIXED][SAMPLES], size_t i, bool det)
     const struct mixed *c = &mixed_cases[i];
     char extra[192];
     (void)snprintf(extra, sizeof extra,
-                   "\"chunk\": %d, \"decode_rows\": %u, \"ctx\": %d, \"head\": %d, \"beside\": %d, "
+                   "\"chunk\": %d, \"decode_rows\": %u, \"ctx\": %d, \"head\": %d, "
                    "\"deterministic\": %d, \"to_chunk_alone\": %.4f",
-                   MIXED_CTX / 2, c->rows, MIXED_CTX, c->head, (int)c->beside, det,
-                   us[i][SAMPLES / 2] / us[1][SAMPLES / 2]);
+                   MIXED_CTX / 2, c->rows, MIXED_CTX, c->head, det,
+                   us[i][SAMPLES / 2] / us[ALONE][SAMPLES / 2]);
     say("engine_mixed", us[i], SAMPLES, extra);
 }
 
@@ -605,22 +542,19 @@ static void bench_mixed(void)
         printf("{\"name\": \"engine_start\", \"deterministic\": %d, \"seconds\": %.2f}\n", det,
                (double)(td_now_us() - start) / 1e6);
         struct es_set s = es_make(e, DECODING + 1, MIXED_CTX + 64, 1);
-        int32_t *tokens = mixed_prompts(m.m, &s, MIXED_CTX);
-        if (det == 0) {
-            check_beside(&s, tokens, MIXED_CTX, "llama3-8b");
-        }
+        int32_t *tokens = mixed_prompts(m.m, &s);
         /* turn by turn: the card is as warm for one as for the other */
         for (int i = 0; i < SAMPLES + 2; i++) {
-            for (size_t k = 0; k < (det != 0 ? 3 : MIXED); k++) {
+            for (size_t k = 0; k < MIXED; k++) {
                 start = td_now_us();
                 mixed_step(&s, tokens, &mixed_cases[k]);
                 us[k][i < 2 ? 0 : i - 2] = (double)(td_now_us() - start);
             }
         }
-        for (size_t k = 0; k < (det != 0 ? 3 : MIXED); k++) {
+        for (size_t k = 0; k < MIXED; k++) {
             qsort(us[k], SAMPLES, sizeof us[k][0], by_value);
         }
-        for (size_t k = 0; k < (det != 0 ? 3 : MIXED); k++) {
+        for (size_t k = 0; k < MIXED; k++) {
             say_mixed(us, k, det != 0);
         }
         free(tokens);

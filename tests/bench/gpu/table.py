@@ -15,7 +15,7 @@ PEERS = {"attn": "attn.flashinfer_fa3", "decode": "decode.flashinfer_tc", "decod
          "engine_step": "step.cublas_flashinfer", "engine_prefill": "prefill.cublas_flashinfer"}
 CANDIDATES = ("step.variant", "step.now", "step.found")
 KEYS = ("op", "rows", "n", "k", "tiled", "B", "ctx", "S")
-OURS = ("sampling", "in_flight", "chunk", "decode_rows", "head", "beside", "deterministic")  # that no peer has
+OURS = ("sampling", "in_flight", "chunk", "decode_rows", "head", "deterministic")  # that no peer has
 
 
 def lines(path):

@@ -338,37 +338,6 @@ static void buckets_and_classes_hold_what_they_must(void **state)
     assert_int_equal(m[0], 20);
 }
 
-static struct td__cu_split split_of(struct td__cu_shape c, uint32_t chunk, uint32_t decode_entries)
-{
-    struct tk_chunk chunks[1] = {{0, (int32_t)chunk, 512, 0}};
-    uint32_t tiles[TOKENS];
-    struct td__cu_group g = {.n = 32, .entries = decode_entries};
-    struct td__cu_host h = {.chunks = chunks, .tiles = tiles, .groups = &g};
-    struct td__cu_pass p = {.wide = true, .n_groups = decode_entries > 0};
-    assert_int_equal(tk_tiles_host(chunks, 1, tiles, TOKENS, &p.n_tiles), TD_OK);
-    return td__cu_split_of(&c, &h, &p);
-}
-
-static void two_attention_kernels_share_the_device_by_their_work(void **state)
-{
-    struct td__cu_shape c = {.n_heads = 32, .n_kv = 8, .sms = 132, .beside = TD_CUDA_BESIDE_AUTO};
-    struct td__cu_split s = split_of(c, 512, 128); /* 32 sequences of 1,024 tokens */
-    assert_int_equal(s.prefill, 43);               /* 128 tiles in three rounds */
-    assert_int_equal(s.decode, 171);               /* 1,024 items in six */
-    assert_true(s.prefill + (s.decode + 1) / 2 <= c.sms);
-    s = split_of(c, 8192, 128); /* much more of one: nearly all SMs */
-    assert_true(s.prefill > 120 && s.prefill + (s.decode + 1) / 2 <= c.sms && s.decode > 0);
-    assert_int_equal(split_of(c, 512, 0).prefill, 0); /* alone */
-    c.beside = 64;
-    s = split_of(c, 512, 128);
-    assert_int_equal(s.prefill, 64);
-    assert_int_equal(s.decode, 128); /* eight rounds */
-    c.beside = 132;                  /* none would be left */
-    assert_int_equal(split_of(c, 512, 128).prefill, 0);
-    c.beside = 0;
-    assert_int_equal(split_of(c, 512, 128).prefill, 0);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -382,7 +351,6 @@ int main(void)
         cmocka_unit_test(a_row_may_end_its_prompt_and_go_on_with_output),
         cmocka_unit_test(settings_become_flags),
         cmocka_unit_test(buckets_and_classes_hold_what_they_must),
-        cmocka_unit_test(two_attention_kernels_share_the_device_by_their_work),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

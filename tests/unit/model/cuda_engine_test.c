@@ -179,8 +179,6 @@ static void rows_beside_a_chunk_see_their_own_context(void **state)
     eu_generate(e, &s, prompt, SHORT, SHORT, got, 1);
     for (uint32_t i = 1; i < GEN; i++) {
         struct td_row rows[2] = {eu_row(&s, NULL, 1, true), eu_row(&chunks, prompt, 33, false)};
-        td_cuda_engine_beside(e, i % 2 == 0 ? 0
-                                            : TD_CUDA_BESIDE_AUTO); /* whatever is enqueued first */
         struct td_step_result r = eu_step(e, rows, 2);
         assert_int_equal(r.rows[1].err, TD_OK);
         assert_int_equal(r.rows[1].n_ids, 0);
