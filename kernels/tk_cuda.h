@@ -225,9 +225,6 @@ struct tk_flat {
     int32_t *best_idx;   /* ARGMAX: likewise */
     float *out_f32;      /* ARGMAX: [rows][out_stride] logits, or NULL */
     bool pdl;
-    uint32_t
-        l2_ahead; /* slices of 64 k of a tile brought into L2 behind the ring at the start, before the kernel in
-                          front has ended: where that one leaves device memory idle. Moves no bit; sm_90a only */
 };
 /* tiled: W is stored as [N/128][K/64][128][64] instead of [N][K]. N padded to TK_FLAT_ROWS in
  * memory, K % 64 = 0. */
@@ -238,6 +235,31 @@ td_err tk_flat_x_map(const tk_bf16 *x, uint32_t rows, uint32_t k, uint32_t row_s
 uint32_t tk_flat_norm_parts(uint32_t n);
 uint32_t tk_flat_argmax_parts(uint32_t n);
 td_err tk_flat(tk_stream s, const struct tk_flat *a);
+
+/* ---- chains of flat products ---- */
+/* Several products in one launch, each reading what the one before wrote (its out, or its h, hg and sumsq): the bits of a
+ * tk_flat each, without a launch between them. RESIDUAL products have no norm, SWIGLU and STORE products have one; the
+ * same rows in all. The pdl of the products is not looked at. Bounds: TK_CHAIN_MAX products, TK_CHAIN_ROWS rows (above
+ * that launches are as fast). */
+#define TK_CHAIN_MAX  4
+#define TK_CHAIN_ROWS 32
+struct tk_chain {
+    struct tk_flat products[TK_CHAIN_MAX];
+    uint32_t n;
+    void *
+        work; /* device, tk_chain_work_bytes, zeroed once: for the chains of one stream. A launch that did not end leaves
+                      it unusable */
+    /* SMs that the kernel before keeps to its end: as many blocks start late, and the others bring their weights into L2. Moves
+     * no bit; more than half of the SMs: nothing is done */
+    uint32_t late;
+    bool pdl;
+};
+size_t tk_chain_work_bytes(void);
+/* Whether this device computes these products as a chain (w, x and buffers are not looked at): the kernels are Hopper's, and
+ * the parts of a split product must run at once. */
+bool tk_chain_fits(const struct tk_flat *products, uint32_t n);
+/* TD_ERR_UNSUPPORTED: tk_chain_fits says no. */
+td_err tk_chain(tk_stream s, const struct tk_chain *c);
 
 /* ---- pointwise ---- */
 /* h[r] = table[token[r]]; hg = h * gain; sumsq as of a RESIDUAL product with one part. NULL hg: the

@@ -365,6 +365,8 @@ static td_err make_flat_work(struct td__cu *e)
     TD_TRY(ALLOC(e, e->adjusted, rows * vocab));
     TD_TRY(ALLOC(e, e->w_last, rows * e->embd));
     TD_TRY(ALLOC(e, e->w_last_n, rows * e->embd));
+    TD_TRY(td__cu_alloc(e, tk_chain_work_bytes(), 1, &e->chain_work));
+    TD_TRY(tk_fill(e->stream, e->chain_work, 0, tk_chain_work_bytes()));
     /* empty rows of a batch are computed too, from what lies there: numbers, please */
     return tk_fill(e->stream, e->f_att, 0, rows * e->q_width * sizeof *e->f_att);
 }
@@ -538,6 +540,7 @@ static td_err open_device(struct td__cu *e, const struct td_cuda_engine_params *
     }
     TD_TRY(err);
     const bool hopper = path == TK_PATH_SM90A;
+    e->chains = hopper;
     name_numerics(e, &f, hopper, p->deterministic);
     TD_LOG(INFO, "accelerator",
            "device=%d name=\"%s\" capability=%u.%u kernels=%s bytes=%" PRIu64 " free=%" PRIu64,

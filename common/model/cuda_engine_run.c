@@ -88,59 +88,83 @@ static td_err flat_attention(const struct flat *f, const struct td__cu_layer *l,
     return tk_attn_decode(f->s, &a);
 }
 
-static td_err flat_residual(const struct flat *f, const struct tk_map *w, const struct tk_map *x,
-                            uint32_t k, const tk_bf16 *gain, float *sumsq)
-{
-    struct td__cu *e = f->e;
-    const struct tk_flat p = {.w = w,
-                              .x = x,
-                              .rows = f->rows,
-                              .n = e->embd,
-                              .k = k,
-                              .mode = TK_FLAT_RESIDUAL,
-                              .h = e->f_h,
-                              .hg = e->f_hg,
-                              .gain = gain,
-                              .sumsq = sumsq,
-                              .pdl = true};
-    return tk_flat(f->s, &p);
-}
-
 struct flat_maps {
     struct tk_map hg, att, act;
 };
 
-static td_err flat_layer(const struct flat *f, const struct flat_maps *m, uint32_t i)
+static struct tk_flat flat_qkv(const struct flat *f, const struct flat_maps *m, uint32_t i)
+{
+    struct td__cu *e = f->e;
+    return (struct tk_flat){.w = &e->layers[i].m_qkv,
+                            .x = &m->hg,
+                            .rows = f->rows,
+                            .n = e->qkv_width,
+                            .k = e->embd,
+                            .mode = TK_FLAT_STORE,
+                            .norm = norm_of(e, e->ss1, i == 0 ? 1 : tk_flat_norm_parts(e->embd)),
+                            .out = e->f_q,
+                            .out_stride = e->qkv_width,
+                            .pdl = true};
+}
+
+static struct tk_flat flat_residual(const struct flat *f, const struct tk_map *w,
+                                    const struct tk_map *x, uint32_t k, const tk_bf16 *gain,
+                                    float *sumsq)
+{
+    struct td__cu *e = f->e;
+    return (struct tk_flat){.w = w,
+                            .x = x,
+                            .rows = f->rows,
+                            .n = e->embd,
+                            .k = k,
+                            .mode = TK_FLAT_RESIDUAL,
+                            .h = e->f_h,
+                            .hg = e->f_hg,
+                            .gain = gain,
+                            .sumsq = sumsq,
+                            .pdl = true};
+}
+
+/* The products between a layer's attention and the next layer's, or the head. */
+static uint32_t flat_products(const struct flat *f, const struct flat_maps *m, uint32_t i,
+                              struct tk_flat p[TK_CHAIN_MAX])
 {
     struct td__cu *e = f->e;
     const struct td__cu_layer *l = &e->layers[i];
-    const uint32_t parts = tk_flat_norm_parts(e->embd);
-    struct tk_flat p = {.w = &l->m_qkv,
-                        .x = &m->hg,
-                        .rows = f->rows,
-                        .n = e->qkv_width,
-                        .k = e->embd,
-                        .mode = TK_FLAT_STORE,
-                        .norm = norm_of(e, e->ss1, i == 0 ? 1 : parts),
-                        .out = e->f_q,
-                        .out_stride = e->qkv_width,
-                        .pdl = true};
-    TD_TRY(tk_flat(f->s, &p));
-    TD_TRY(flat_attention(f, l, i));
-    TD_TRY(flat_residual(f, &l->m_o, &m->att, e->q_width, l->ffn_norm, e->ss2));
-    p = (struct tk_flat){.w = &l->m_gu,
-                         .x = &m->hg,
-                         .rows = f->rows,
-                         .n = 2 * e->ffn,
-                         .k = e->embd,
-                         .mode = TK_FLAT_SWIGLU,
-                         .norm = norm_of(e, e->ss2, parts),
-                         .out = e->f_act,
-                         .out_stride = e->ffn,
-                         .pdl = true};
-    TD_TRY(tk_flat(f->s, &p));
-    const tk_bf16 *next = i + 1 < e->info.n_layers ? e->layers[i + 1].attn_norm : e->output_norm;
-    return flat_residual(f, &l->m_down, &m->act, e->ffn, next, e->ss1);
+    const bool last = i + 1 == e->info.n_layers;
+    p[0] = flat_residual(f, &l->m_o, &m->att, e->q_width, l->ffn_norm, e->ss2);
+    p[1] = (struct tk_flat){.w = &l->m_gu,
+                            .x = &m->hg,
+                            .rows = f->rows,
+                            .n = 2 * e->ffn,
+                            .k = e->embd,
+                            .mode = TK_FLAT_SWIGLU,
+                            .norm = norm_of(e, e->ss2, tk_flat_norm_parts(e->embd)),
+                            .out = e->f_act,
+                            .out_stride = e->ffn,
+                            .pdl = true};
+    p[2] = flat_residual(f, &l->m_down, &m->act, e->ffn,
+                         last ? e->output_norm : e->layers[i + 1].attn_norm, e->ss1);
+    if (last) {
+        return 3;
+    }
+    p[3] = flat_qkv(f, m, i + 1);
+    return 4;
+}
+
+static td_err flat_layer(const struct flat *f, const struct flat_maps *m, uint32_t i)
+{
+    struct td__cu *e = f->e;
+    struct tk_chain c = {.work = e->chain_work, .late = f->entries * e->n_kv, .pdl = true};
+    TD_TRY(flat_attention(f, &e->layers[i], i));
+    c.n = flat_products(f, m, i, c.products);
+    if (e->chains && tk_chain_fits(c.products, c.n)) {
+        return tk_chain(f->s, &c);
+    }
+    for (uint32_t p = 0; p < c.n; p++) {
+        TD_TRY(tk_flat(f->s, &c.products[p]));
+    }
+    return TD_OK;
 }
 
 /* The LM head over rows of x, and the choice. */
@@ -205,6 +229,8 @@ static td_err flat_body(const struct flat *f)
                                  (size_t)1 + TK_MAX_SEQS + f->entries));
     TD_TRY(tk_embed(f->s, e->embedding, e->d_flat->tokens, f->rows, e->embd, e->layers[0].attn_norm,
                     e->f_h, e->f_hg, e->ss1, true));
+    const struct tk_flat qkv = flat_qkv(f, &m, 0);
+    TD_TRY(tk_flat(f->s, &qkv));
     for (uint32_t i = 0; i < e->info.n_layers; i++) {
         TD_TRY(flat_layer(f, &m, i));
     }

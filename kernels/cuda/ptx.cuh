@@ -141,6 +141,12 @@ TK_DEV void proxy_fence()
     TK_HOPPER_ASM("fence.proxy.async.shared::cta;");
 }
 
+// As proxy_fence, for device memory: ordinary accesses before and TMA's after, or the reverse.
+TK_DEV void proxy_fence_global()
+{
+    TK_HOPPER_ASM("fence.proxy.async.global;");
+}
+
 // ---- programmatic dependent launch ----
 TK_DEV void pdl_wait()
 {
@@ -194,6 +200,20 @@ TK_DEV uint32_t ld_acquire(const uint32_t *p)
 {
     uint32_t v;
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    return v;
+}
+
+// ---- a number with a tag beside it, written and read as one ----
+TK_DEV void put_tagged(uint2 *p, float v, uint32_t tag)
+{
+    asm volatile("st.volatile.global.v2.u32 [%0], {%1, %2};" ::"l"(p), "r"(__float_as_uint(v)),
+                 "r"(tag)
+                 : "memory");
+}
+TK_DEV uint2 get_tagged(const uint2 *p) // no clobber: several in flight
+{
+    uint2 v;
+    asm volatile("ld.volatile.global.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p));
     return v;
 }
 

@@ -397,6 +397,33 @@ td_err tk_flat(tk_stream s, const struct tk_flat *a)
     return tk_ref_enqueue(s, do_flat, &f, sizeof f);
 }
 
+size_t tk_chain_work_bytes(void)
+{
+    return sizeof(uint32_t);
+}
+
+bool tk_chain_fits(const struct tk_flat *products, uint32_t n)
+{
+    bool fits = n >= 1 && n <= TK_CHAIN_MAX;
+    for (uint32_t i = 0; fits && i < n; i++) {
+        const struct tk_flat *p = &products[i];
+        fits = p->mode != TK_FLAT_ARGMAX && p->rows <= TK_CHAIN_ROWS &&
+               p->rows == products[0].rows && (p->norm.parts == 0) == (p->mode == TK_FLAT_RESIDUAL);
+    }
+    return fits;
+}
+
+td_err tk_chain(tk_stream s, const struct tk_chain *c)
+{
+    if (!tk_chain_fits(c->products, c->n)) {
+        return TD_ERR_UNSUPPORTED;
+    }
+    for (uint32_t i = 0; i < c->n; i++) {
+        TD_TRY(tk_flat(s, &c->products[i]));
+    }
+    return TD_OK;
+}
+
 /* ---- pointwise ---- */
 
 struct embed_args {

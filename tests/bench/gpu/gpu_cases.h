@@ -8,6 +8,8 @@ extern enum tk_path gpu_path; /* which kernels run */
 
 void gpu_check_decode(void);
 void gpu_check_flat(void);
+void gpu_check_chain(void);
+void gpu_check_chain_small(void);
 void gpu_check_prefill(void);
 void gpu_check_pointwise(void);
 void gpu_check_product(void);

@@ -66,6 +66,8 @@ struct gm *gm_create(const struct gm_shape *s, uint64_t seed)
     TK(tk_flat_w_map(m->head, s->vocab, s->hid, false, &m->m_head));
     m->cos_sin = rope_table(33000, s->dim);
     TK(tk_lt_create(LT_WORKSPACE, &m->lt));
+    m->chain_work = gpu_alloc(tk_chain_work_bytes());
+    CU(cudaMemset(m->chain_work, 0, tk_chain_work_bytes()));
     return m;
 }
 
@@ -77,6 +79,7 @@ void gm_destroy(struct gm *m)
             gpu_free(l->dn);
     }
     gpu_free(m->embed), gpu_free(m->head), gpu_free(m->norm), gpu_free(m->cos_sin);
+    gpu_free(m->chain_work);
     m->lt = tk_lt_destroy(m->lt);
     free(m);
 }
@@ -180,78 +183,90 @@ static void step_attention(struct gm *m, tk_stream s, const struct gm_layer *l, 
                                      .out_stride = g->heads * g->dim,
                                      .max_entries = m->plan_cap,
                                      .scale = 1.f / sqrtf((float)g->dim),
-                                     .pdl = true,
-                                     .blocks = m->attn_blocks};
+                                     .pdl = true};
     TK(tk_attn_decode(s, &a));
 }
 
-static void step_layer(struct gm *m, tk_stream s, uint32_t i, struct tk_norm_state *n1)
+static struct tk_flat step_qkv(struct gm *m, uint32_t i)
+{
+    const struct gm_shape *g = &m->s;
+    return (struct tk_flat){.w = &m->l[i].m_qkv,
+                            .x = &m->x_hg,
+                            .rows = m->rows,
+                            .n = m->qkv_w,
+                            .k = g->hid,
+                            .mode = TK_FLAT_STORE,
+                            .norm = {m->ss1, i == 0 ? 1 : tk_flat_norm_parts(g->hid), g->hid, EPS},
+                            .out = m->q,
+                            .out_stride = m->qkv_w,
+                            .pdl = true};
+}
+
+static struct tk_flat step_residual(struct gm *m, const struct tk_map *w, const struct tk_map *x,
+                                    uint32_t k, const tk_bf16 *gain, float *sumsq)
+{
+    return (struct tk_flat){.w = w,
+                            .x = x,
+                            .rows = m->rows,
+                            .n = m->s.hid,
+                            .k = k,
+                            .mode = TK_FLAT_RESIDUAL,
+                            .h = m->h,
+                            .hg = m->hg,
+                            .gain = gain,
+                            .sumsq = sumsq,
+                            .pdl = true};
+}
+
+/* The products between a layer's attention and the next one's. */
+static uint32_t step_products(struct gm *m, uint32_t i, struct tk_flat *p)
 {
     const struct gm_shape *g = &m->s;
     const struct gm_layer *l = &m->l[i];
-    const struct tk_norm_state n2 = {m->ss2, tk_flat_norm_parts(g->hid), g->hid, EPS};
-    struct tk_flat f = {.w = &l->m_qkv,
-                        .x = &m->x_hg,
-                        .rows = m->rows,
-                        .n = m->qkv_w,
-                        .k = g->hid,
-                        .mode = TK_FLAT_STORE,
-                        .norm = *n1,
-                        .out = m->q,
-                        .out_stride = m->qkv_w,
-                        .pdl = true,
-                        .l2_ahead = m->ahead[GM_QKV]};
-    TK(tk_flat(s, &f));
-    step_attention(m, s, l, i);
-    f = (struct tk_flat){.w = &l->m_o,
-                         .x = &m->x_att,
-                         .rows = m->rows,
-                         .n = g->hid,
-                         .k = g->heads * g->dim,
-                         .mode = TK_FLAT_RESIDUAL,
-                         .h = m->h,
-                         .hg = m->hg,
-                         .gain = l->n2,
-                         .sumsq = m->ss2,
-                         .pdl = true,
-                         .l2_ahead = m->ahead[GM_O]};
-    TK(tk_flat(s, &f));
-    f = (struct tk_flat){.w = &l->m_gu,
-                         .x = &m->x_hg,
-                         .rows = m->rows,
-                         .n = 2 * g->ffn,
-                         .k = g->hid,
-                         .mode = TK_FLAT_SWIGLU,
-                         .norm = n2,
-                         .out = m->act,
-                         .out_stride = g->ffn,
-                         .pdl = true,
-                         .l2_ahead = m->ahead[GM_GU]};
-    TK(tk_flat(s, &f));
-    f = (struct tk_flat){.w = &l->m_dn,
-                         .x = &m->x_act,
-                         .rows = m->rows,
-                         .n = g->hid,
-                         .k = g->ffn,
-                         .mode = TK_FLAT_RESIDUAL,
-                         .h = m->h,
-                         .hg = m->hg,
-                         .gain = i + 1 < g->layers ? m->l[i + 1].n1 : m->norm,
-                         .sumsq = m->ss1,
-                         .pdl = true,
-                         .l2_ahead = m->ahead[GM_DN]};
-    TK(tk_flat(s, &f));
-    *n1 = (struct tk_norm_state){m->ss1, tk_flat_norm_parts(g->hid), g->hid, EPS};
+    const bool last = i + 1 == g->layers;
+    p[0] = step_residual(m, &l->m_o, &m->x_att, g->heads * g->dim, l->n2, m->ss2);
+    p[1] = (struct tk_flat){.w = &l->m_gu,
+                            .x = &m->x_hg,
+                            .rows = m->rows,
+                            .n = 2 * g->ffn,
+                            .k = g->hid,
+                            .mode = TK_FLAT_SWIGLU,
+                            .norm = {m->ss2, tk_flat_norm_parts(g->hid), g->hid, EPS},
+                            .out = m->act,
+                            .out_stride = g->ffn,
+                            .pdl = true};
+    p[2] = step_residual(m, &l->m_dn, &m->x_act, g->ffn, last ? m->norm : m->l[i + 1].n1, m->ss1);
+    if (last) {
+        return 3;
+    }
+    p[3] = step_qkv(m, i + 1);
+    return 4;
+}
+
+static void step_layer(struct gm *m, tk_stream s, uint32_t i)
+{
+    struct tk_chain c = {.work = m->chain_work, .late = m->plan_cap * m->s.kv_heads, .pdl = true};
+    step_attention(m, s, &m->l[i], i);
+    c.n = step_products(m, i, c.products);
+    if (m->products != GM_LAUNCHES && tk_chain_fits(c.products, c.n)) {
+        TK(tk_chain(s, &c));
+        return;
+    }
+    for (uint32_t p = 0; p < c.n; p++) {
+        TK(tk_flat(s, &c.products[p]));
+    }
 }
 
 void gm_step(struct gm *m, tk_stream s, bool advance)
 {
     const struct gm_shape *g = &m->s;
-    struct tk_norm_state n1 = {m->ss1, 1, g->hid, EPS};
+    const struct tk_norm_state n1 = {m->ss1, tk_flat_norm_parts(g->hid), g->hid, EPS};
     TK(tk_plan_device(s, m->lens, m->rows, m->plan, m->plan_words));
     TK(tk_embed(s, m->embed, m->tokens, m->rows, g->hid, m->l[0].n1, m->h, m->hg, m->ss1, true));
+    const struct tk_flat qkv = step_qkv(m, 0);
+    TK(tk_flat(s, &qkv));
     for (uint32_t i = 0; i < g->layers; i++) {
-        step_layer(m, s, i, &n1);
+        step_layer(m, s, i);
     }
     const struct tk_flat f = {.w = &m->m_head,
                               .x = &m->x_hg,

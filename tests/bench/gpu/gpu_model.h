@@ -22,12 +22,13 @@ struct gm_layer {
     struct tk_map m_qkv, m_o, m_gu, m_dn, m_kv; /* m_kv: of decode */
 };
 
-enum gm_op { GM_QKV, GM_O, GM_GU, GM_DN, GM_OPS };
+/* How a decode step's products between two attentions run, where a chain computes them. */
+enum gm_products { GM_CHAIN, GM_LAUNCHES };
 
 struct gm {
     struct gm_shape s;
-    uint32_t ahead[GM_OPS]; /* tk_flat.l2_ahead of a decode step's products */
-    uint32_t attn_blocks;   /* tk_attn_decode.blocks */
+    enum gm_products products;
+    void *chain_work;
     uint32_t qkv_w;
     struct gm_layer l[GM_MAX_LAYERS];
     tk_bf16 *embed, *head, *norm;

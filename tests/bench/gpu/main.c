@@ -14,6 +14,7 @@ static const struct part {
 } parts[] = {
     {"check-pointwise", gpu_check_pointwise},
     {"check-flat", gpu_check_flat},
+    {"check-chain", gpu_check_chain},
     {"check-decode", gpu_check_decode},
     {"check-prefill", gpu_check_prefill},
     {"check-product", gpu_check_product},
