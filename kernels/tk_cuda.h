@@ -155,7 +155,6 @@ struct tk_attn_decode {
     float scale;     /* usually 1/sqrt(head_dim) */
     bool pdl;        /* start early behind the previous kernel of the stream */
     bool one_table;  /* tokens of one sequence: all rows have the first row's table */
-    uint32_t blocks; /* of the launch, at most; 0: by max_entries. Moves no bit; sm_90a only */
     uint32_t window; /* 0: all; else the last tokens that a row sees, as in the plan */
 };
 /* The counters come first and take tk_attn_decode_counters() bytes, whatever the number of sequences: launches of any

@@ -398,7 +398,7 @@ static td_err launch_decode(tk_stream s, const struct tk_attn_decode *p, const a
         return TD_ERR_DEVICE;
     }
     // Two blocks per SM: one waits at the end of its item while the other streams.
-    const uint32_t most = p->blocks != 0 ? p->blocks : p->max_entries * p->n_kv_heads;
+    const uint32_t most = p->max_entries * p->n_kv_heads;
     const uint32_t grid = most < 2 * dev->sms ? most : 2 * dev->sms;
     tk_launch l(s, grid, THREADS, bytes, 1, p->pdl);
     TK_TRY_CUDA(cudaLaunchKernelEx(&l.cfg, attn_decode_kernel<D, STAGES, G>,

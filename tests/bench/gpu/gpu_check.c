@@ -11,11 +11,9 @@
 #define TOL_ATTN 6e-3 /* P and the output are rounded to bf16 */
 #define TOL_FLAT 4e-3 /* the output is rounded to bf16 */
 
-/* How decode attention is launched: entries more than there are, from which blocks and pages in flight follow, or blocks. No
- * bit may depend on it. */
-static struct launch {
-    uint32_t spare, blocks;
-} launch;
+/* Entries that decode attention is told of beyond those that there are: its grid and its pages in flight follow from their
+ * number. No bit may depend on it. */
+static uint32_t spare_entries;
 
 /* Runs decode attention over sequences first .. first + n - 1 of the case. */
 /* NOLINTNEXTLINE(readability-function-size): a case has this many knobs */
@@ -37,7 +35,7 @@ static void run_decode(const struct gpu_kv *c, const tk_bf16 *q, tk_bf16 *out, u
         CU(cudaMemset(plan, 0xff, words * sizeof *plan));
         TK(tk_plan_window_device(NULL, c->lens + first, n, window, plan, words));
     }
-    const uint32_t cap = entries + launch.spare;
+    const uint32_t cap = entries + spare_entries;
     const size_t sb = tk_attn_decode_scratch(kvh, n_heads / kvh, dim, cap);
     void *scratch = gpu_alloc(sb);
     gpu_poison(scratch, sb);
@@ -61,7 +59,6 @@ static void run_decode(const struct gpu_kv *c, const tk_bf16 *q, tk_bf16 *out, u
                                      .max_entries = cap,
                                      .scale = 1.f / sqrtf((float)dim),
                                      .pdl = false,
-                                     .blocks = launch.blocks,
                                      .window = window};
     TK(tk_attn_decode(NULL, &a));
     TK(tk_attn_decode(NULL, &a)); /* the counters must be back at zero */
@@ -104,16 +101,16 @@ static void check_decode_shape(uint32_t heads, uint32_t kvh, uint32_t dim, const
     (void)snprintf(name, sizeof name, "decode %u/%u x %u, window %u: alone = in its batch", heads,
                    kvh, dim, window);
     (void)gpu_same_bits(name, out, alone, elems * 2);
-    static const struct launch others[] = {{7, 0}, {1000, 0}, {0, 37}};
-    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
-        launch = others[i];
+    static const uint32_t spares[] = {7, 1000};
+    for (size_t i = 0; i < sizeof spares / sizeof spares[0]; i++) {
+        spare_entries = spares[i];
         gpu_poison(alone, elems * 2);
         run_decode(&c, q, alone, heads, layer, 0, n, window, false);
-        (void)snprintf(name, sizeof name, "decode %u/%u x %u: room for %u more, %u blocks", heads,
-                       kvh, dim, launch.spare, launch.blocks);
+        (void)snprintf(name, sizeof name, "decode %u/%u x %u: room for %u more", heads, kvh, dim,
+                       spare_entries);
         (void)gpu_same_bits(name, out, alone, elems * 2);
     }
-    launch = (struct launch){0, 0};
+    spare_entries = 0;
     gpu_kv_drop(&c);
     gpu_free(q);
     gpu_free(out);
