@@ -238,18 +238,19 @@ td_err tk_flat(tk_stream s, const struct tk_flat *a);
 /* ---- chains of flat products ---- */
 /* Several products in one launch, each reading what the one before wrote (its out, or its h, hg and sumsq): the bits of a
  * tk_flat each, without a launch between them. RESIDUAL products have no norm, SWIGLU and STORE products have one; the
- * same rows in all. The pdl of the products is not looked at. Bounds: TK_CHAIN_MAX products, TK_CHAIN_ROWS rows (above
+ * same rows in all. The pdl of the products is not looked at. At most one chain at a time on a device, whatever the stream: its
+ * blocks take every SM and wait for each other. Bounds: TK_CHAIN_MAX products, TK_CHAIN_ROWS rows (above
  * that launches are as fast). */
 #define TK_CHAIN_MAX  4
 #define TK_CHAIN_ROWS 32
 struct tk_chain {
     struct tk_flat products[TK_CHAIN_MAX];
     uint32_t n;
-    void *
-        work; /* device, tk_chain_work_bytes, zeroed once: for the chains of one stream. A launch that did not end leaves
-                      it unusable */
-    /* SMs that the kernel before keeps to its end: as many blocks start late, and the others bring their weights into L2. Moves
-     * no bit; more than half of the SMs: nothing is done */
+    /* device, tk_chain_work_bytes, 128-byte aligned, zeroed once, for all chains of an engine. A launch that did not end leaves
+     * it unusable. */
+    void *work;
+    /* SMs that the kernel before keeps to its end: as many blocks start late, and the others bring their weights into L2.
+     * Moves no bit; more than half of the SMs: nothing is done */
     uint32_t late;
     bool pdl;
 };

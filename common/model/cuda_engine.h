@@ -8,8 +8,9 @@
  * Shapes: head_dim 64 or 128, all of it turned by rope; at most TK_MAX_GROUP query heads per KV head;
  * n_embd a multiple of 8 (padded to 128), at most 8192; n_ffn a multiple of 64; a window of any size.
  * Numerics: "cuda-bf16-v1": a row of a pure decode step depends on nothing but itself; beside a chunk
- * its products run in another order. "cuda-bf16-v1-det": never; every product has one order. Heads of 64 take the sm_80
- * kernel for prompts everywhere: "cuda-bf16-v2". The sm_80 kernels add in another order, and the library's products differ from device to device: "cuda-sm80-bf16-v1-cc86" names both.
+ * its products run in another order. "cuda-bf16-v1-det": never; every product has one order. Heads
+ * of 64 take the sm_80 kernel for prompts everywhere: "cuda-bf16-v2". The sm_80 kernels add in another
+ * order, and the library's products differ from device to device: "cuda-sm80-bf16-v1-cc86" names both.
  * Threads: the loop as engine.h says; one engine thread owns the stream, one waits for finished steps.
  */
 #ifndef TD_MODEL_CUDA_ENGINE_H
@@ -23,7 +24,8 @@
 struct td_model;
 
 /* Which kernels: those with Hopper's own instructions (sm_90a) or those for every device from compute capability 8.0 on
- * (sm_80). AUTO: the device decides. A process has one choice: its engines must agree. */
+ * (sm_80). AUTO: the device decides. A process has one choice: its engines must agree, and
+ * on one device one of them may run at a time (tk_chain: its blocks wait for each other). */
 enum td_cuda_kernels { TD_CUDA_KERNELS_AUTO, TD_CUDA_KERNELS_SM80, TD_CUDA_KERNELS_SM90A };
 
 struct td_cuda_engine_params {

@@ -19,6 +19,9 @@ constexpr uint32_t POLL_NS = 40;
 constexpr uint32_t LINE = 32; // words of an L2 line
 // The work area: launches so far, finished blocks of each product (a line each), then the parts.
 constexpr uint32_t HEAD_WORDS = LINE * (1 + TK_CHAIN_MAX);
+constexpr uint32_t PARTS = TARGET_BLOCKS * TK_CHAIN_ROWS * TILE;
+constexpr uint32_t TAGGED =
+    UINT32_MAX / TK_CHAIN_MAX; // launches until tags begin again, with zeros in the parts
 
 struct stage {
     CUtensorMap w, x;
@@ -53,7 +56,7 @@ TK_DEV uint2 *parts_at(const chain &c)
 {
     return reinterpret_cast<uint2 *>(c.work + HEAD_WORDS);
 }
-// Of the parts that this launch's product s leaves: unlike that of any other in the last 2^30 launches.
+// Of the parts that this launch's product s leaves: unlike any that lies in the work area, where zeros are nobody's.
 TK_DEV uint32_t tag_of(uint32_t launches, uint32_t s)
 {
     return launches * TK_CHAIN_MAX + s + 1;
@@ -137,7 +140,7 @@ template <int W_STAGES, int IN_FLIGHT> TK_DEV void load_w(const chain &c, const 
     }
 }
 
-// One thread. Tells the scalers when a product's input is there.
+// One thread. Tells the scalers when the input of a product with a norm is there.
 template <int N, int X_STAGES> TK_DEV void load_x(const chain &c, const rings &sm, uint32_t ready)
 {
     ring_pos<X_STAGES> p = {0, 1};
@@ -148,7 +151,9 @@ template <int N, int X_STAGES> TK_DEV void load_x(const chain &c, const rings &s
             continue;
         }
         wait_input(c, s);
-        bar_arrive(ready);
+        if (st.a.norm_parts != 0) {
+            bar_arrive(ready);
+        }
         proxy_fence_global(); // others' ordinary stores before our copies
         for (uint32_t u = first_unit(s); u < st.units; u += gridDim.x) {
             const unit n = unit_of(st.a, u);
@@ -162,22 +167,22 @@ template <int N, int X_STAGES> TK_DEV void load_x(const chain &c, const rings &s
     }
 }
 
-// One thread per token. No product's scales are overwritten before they were used: the input of the next product that has any
-// is complete only when this block is done with the one before.
+// One thread per token. No product's scales are overwritten before they were used, and `ready` is never a phase ahead: the
+// input of the next product with a norm is complete only when this block is done with the one before, whose consumers met
+// the scalers.
 TK_DEV void scale_rows(const chain &c, float *scale, uint32_t ready, int t)
 {
     uint32_t phase = 0;
     for (uint32_t s = 0; s < c.n; s++) {
         const stage &st = c.st[s];
-        if (first_unit(s) >= st.units) {
+        if (first_unit(s) >= st.units || st.a.norm_parts == 0) {
             continue;
         }
         bar_wait(ready, phase);
         phase ^= 1;
-        if (st.a.norm_parts != 0) {
-            row_scale(st.a, scale, t);
-            named_arrive(1, CONSUMERS + SCALERS);
-        }
+        row_scale(st.a, scale, t);
+        __syncwarp();
+        named_arrive(1, CONSUMERS + SCALERS);
     }
 }
 
@@ -210,7 +215,12 @@ TK_DEV void tell_done(const chain &c, uint32_t s, uint32_t launches)
         for (uint32_t i = 0; i < c.n; i++) {
             *done_at(c, i) = 0;
         }
-        *c.work = launches + 1;
+        if (launches + 1 == TAGGED) {
+            for (uint32_t i = 0; i < PARTS; i++) {
+                parts_at(c)[i] = make_uint2(0, 0);
+            }
+        }
+        *c.work = (launches + 1) % TAGGED;
     }
 }
 
@@ -265,7 +275,7 @@ TK_DEV void finish_split(const chain &c, const args &a, const unit &n, const flo
                          uint32_t tag, int warp, int lane)
 {
     const share sh = share_of(a, n.tile, n.part, warp, lane);
-    constexpr int BATCH = N / 8; // all of a warp's tokens
+    constexpr int BATCH = N / 8; // of a warp's tokens: all where K is cut in four
     tk_bf16 h[BATCH];            // on their way while the parts arrive
     share_h(a, sh, sh.tok, h);
     const float gain = share_gain(a, sh);
@@ -386,7 +396,7 @@ template <int N> td_err launch_chain(tk_stream st, const chain &c, uint32_t bloc
 
 extern "C" size_t tk_chain_work_bytes(void)
 {
-    return HEAD_WORDS * sizeof(uint32_t) + sizeof(uint2) * TARGET_BLOCKS * TK_CHAIN_ROWS * TILE;
+    return HEAD_WORDS * sizeof(uint32_t) + sizeof(uint2) * PARTS;
 }
 
 extern "C" bool tk_chain_fits(const struct tk_flat *products, uint32_t n)

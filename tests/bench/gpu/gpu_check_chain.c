@@ -69,12 +69,14 @@ static void check_rows(struct gm *m, uint32_t rows)
     copy_state(m, &s);
     gpu_poison(m->act, (size_t)rows * m->s.ffn * 2);
     gpu_poison(m->q, (size_t)rows * m->qkv_w * 2);
+    m->chains = 0;
     step(m, tokens, GM_CHAIN);
     compare(m, &s, "once");
     for (int i = 0; i < AGAIN; i++) {
         step(m, tokens, GM_CHAIN);
     }
     compare(m, &s, "again");
+    gpu_expect("chain: a layer's products were one launch", m->chains == (1 + AGAIN) * m->s.layers);
     gpu_free(m->logits);
     m->logits = NULL;
     gm_decode_drop(m);
@@ -84,7 +86,7 @@ static void check_rows(struct gm *m, uint32_t rows)
 
 void gpu_check_chain(void)
 {
-    static const uint32_t rows[] = {1, 3, 8, 9, 16, 17, TK_CHAIN_ROWS};
+    static const uint32_t rows[] = {1, 3, 8, 9, 16, 17, TK_CHAIN_ROWS, 8, 1};
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
         struct gm *m = gm_create(&shapes[i], 7 + i);
         for (size_t r = 0; r < sizeof rows / sizeof rows[0]; r++) {

@@ -250,6 +250,7 @@ static void step_layer(struct gm *m, tk_stream s, uint32_t i)
     c.n = step_products(m, i, c.products);
     if (m->products != GM_LAUNCHES && tk_chain_fits(c.products, c.n)) {
         TK(tk_chain(s, &c));
+        m->chains++;
         return;
     }
     for (uint32_t p = 0; p < c.n; p++) {

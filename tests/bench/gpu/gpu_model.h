@@ -28,6 +28,7 @@ enum gm_products { GM_CHAIN, GM_LAUNCHES };
 struct gm {
     struct gm_shape s;
     enum gm_products products;
+    uint32_t chains; /* launched so far */
     void *chain_work;
     uint32_t qkv_w;
     struct gm_layer l[GM_MAX_LAYERS];

@@ -22,7 +22,7 @@ try 0 "clean" "$clean"
 [ ! -s "$dir/said" ] || { echo "not ok: a clean build says nothing"; fails=1; }
 try 0 "a few bytes spilled" "    16 bytes stack frame, 20 bytes spill stores, 20 bytes spill loads"
 try 1 "many bytes spilled" "    168 bytes stack frame, 348 bytes spill stores, 636 bytes spill loads"
-try 1 "serialised" "ptxas info    : (C7520) Potential Performance Loss: wgmma.mma_async instructions are serialized"
+try 1 "serialised" "ptxas info    : (C7511) Potential Performance Loss: wgmma.mma_async instructions are serialized"
 try 1 "setmaxnreg ignored" "ptxas info    : (C7508) Potential Performance Loss: 'setmaxnreg' ignored to maintain minimum register requirements."
 try 2 "the compiler's own failure" "x.cu(1): error: what is this" 2
 grep -q 'error: what is this' "$dir/said" || { echo "not ok: the compiler's words are lost"; fails=1; }
