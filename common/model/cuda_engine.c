@@ -540,7 +540,6 @@ static td_err open_device(struct td__cu *e, const struct td_cuda_engine_params *
     }
     TD_TRY(err);
     const bool hopper = path == TK_PATH_SM90A;
-    e->chains = hopper;
     name_numerics(e, &f, hopper, p->deterministic);
     TD_LOG(INFO, "accelerator",
            "device=%d name=\"%s\" capability=%u.%u kernels=%s bytes=%" PRIu64 " free=%" PRIu64,

@@ -161,7 +161,6 @@ struct td__cu {
     float *ss1, *ss2, *best_val, *logits, *adjusted;
     int32_t *best_idx;
     void *chain_work;                                /* flat */
-    bool chains;                                     /* the kernels are Hopper's */
     tk_bf16 *w_h, *w_n, *w_q, *w_att, *w_gu, *w_act; /* wide: [max_tokens] */
     tk_bf16 *w_last, *w_last_n;                      /* [TK_MAX_ROWS] rows that are sampled */
     struct tk_map m_wq;

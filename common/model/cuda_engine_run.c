@@ -158,7 +158,7 @@ static td_err flat_layer(const struct flat *f, const struct flat_maps *m, uint32
     struct tk_chain c = {.work = e->chain_work, .late = f->entries * e->n_kv, .pdl = true};
     TD_TRY(flat_attention(f, &e->layers[i], i));
     c.n = flat_products(f, m, i, c.products);
-    if (e->chains && tk_chain_fits(c.products, c.n)) {
+    if (tk_chain_fits(c.products, c.n)) {
         return tk_chain(f->s, &c);
     }
     for (uint32_t p = 0; p < c.n; p++) {

@@ -357,7 +357,7 @@ extern "C" td_err tk_flat(tk_stream s, const struct tk_flat *p)
     if (!flat_fits(p)) {
         return TD_ERR_UNSUPPORTED;
     }
-    const args a = flat_args(p);
+    const args a = args_of(p);
     // At 33 to 64 rows two blocks per SM stream better than one block with two tiles.
     const bool wide = p->rows > 32 && p->mode != TK_FLAT_ARGMAX;
     const uint32_t tiles = tiles_at_once(p->n, wide ? 2 * TARGET_BLOCKS : TARGET_BLOCKS);

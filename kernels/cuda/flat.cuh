@@ -1,6 +1,7 @@
 // flat.cuh - what the two launches of flat products share (flat.cu: one product; flat_chain.cu: several): arguments, rings,
 // a tile's products and the epilogues. Shapes, modes and numerics: tk_flat in tk_cuda.h and flat.cu's head.
 #pragma once
+#include "kernels/cuda/flat_args.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/wgmma.cuh"
 #include "kernels/tk_cuda.h"
@@ -18,14 +19,8 @@ constexpr int TARGET_BLOCKS =
     132; // part of the numerics: the K split follows from it, not from the device
 constexpr int PART_ROWS = 32; // rows behind one partial sum of squares
 
-struct args {
-    tk_bf16 *out, *h, *hg;
-    const tk_bf16 *gain;
-    float *sumsq, *best_val, *out_f32;
-    int32_t *best_idx;
-    const float *norm;
-    uint32_t norm_parts, rows, n, k_slices, tiles, out_stride, mode, cut;
-    float norm_inv_dim, norm_eps;
+struct args : flat_args {
+    uint32_t k_slices, cut;
 };
 
 // The two rings of a block by their shared addresses: stage s of W at w + s W_BYTES, of x at x + s N 128.
@@ -240,9 +235,16 @@ TK_DEV void finish_share(const args &a, const float *scale, const share &sh, tk_
     }
 }
 
-// Four k steps of 16. FIRST: d is whatever it was.
-template <int N, bool FIRST> TK_DEV void slice_products(float (&d)[N / 2], uint64_t da, uint64_t db)
+// Starts the four k steps of 16 of the rings' next stage, when it is there. FIRST: d is whatever it was.
+template <int N, bool FIRST>
+TK_DEV void slice_products(float (&d)[N / 2], const rings &sm, uint32_t w_half, uint32_t w_st,
+                           uint32_t w_ph, uint32_t x_st, uint32_t x_ph)
 {
+    bar_wait(sm.x_full + 8 * x_st, x_ph);
+    bar_wait(sm.w_full + 8 * w_st, w_ph);
+    const uint64_t da = wg_desc(sm.w + w_st * W_BYTES + w_half, 0, 1024);
+    const uint64_t db = wg_desc(sm.x + x_st * (N * 128), 0, 1024);
+    wg_fence();
     if constexpr (FIRST) {
         wgmma_first(d, da, db);
     } else {
@@ -252,6 +254,7 @@ template <int N, bool FIRST> TK_DEV void slice_products(float (&d)[N / 2], uint6
     for (int i = 1; i < 4; i++) {
         wgmma_ss(d, da + 2 * i, db + 2 * i, 1);
     }
+    wg_commit();
 }
 
 // d = this warpgroup's 64 rows of a tile times the tokens, over the next `slices` stages of both rings.
@@ -259,25 +262,13 @@ template <int N, int W_STAGES, int X_STAGES>
 TK_DEV void tile_products(float (&d)[N / 2], const rings &sm, uint32_t slices, int wg, int lane,
                           ring_pos<W_STAGES> &wp, ring_pos<X_STAGES> &xp)
 {
-    uint32_t w_prev = 0, x_prev = 0;
     const uint32_t w_half = wg * (W_BYTES / 2);
-    bar_wait(sm.x_full + 8 * xp.st, xp.ph);
-    bar_wait(sm.w_full + 8 * wp.st, wp.ph);
-    wg_fence();
-    slice_products<N, true>(d, wg_desc(sm.w + wp.st * W_BYTES + w_half, 0, 1024),
-                            wg_desc(sm.x + xp.st * (N * 128), 0, 1024));
-    wg_commit();
-    w_prev = wp.st;
-    x_prev = xp.st;
+    slice_products<N, true>(d, sm, w_half, wp.st, wp.ph, xp.st, xp.ph);
+    uint32_t w_prev = wp.st, x_prev = xp.st;
     wp.next();
     xp.next();
     for (uint32_t k = 1; k < slices; k++) {
-        bar_wait(sm.x_full + 8 * xp.st, xp.ph);
-        bar_wait(sm.w_full + 8 * wp.st, wp.ph);
-        wg_fence();
-        slice_products<N, false>(d, wg_desc(sm.w + wp.st * W_BYTES + w_half, 0, 1024),
-                                 wg_desc(sm.x + xp.st * (N * 128), 0, 1024));
-        wg_commit();
+        slice_products<N, false>(d, sm, w_half, wp.st, wp.ph, xp.st, xp.ph);
         wg_wait<1>();
         if (lane == 0) {
             bar_arrive(sm.w_empty + 8 * w_prev);
@@ -311,38 +302,15 @@ inline uint32_t k_cut(uint32_t n, uint32_t k, uint32_t mode)
 // Whether tk_flat and tk_chain compute this product.
 inline bool flat_fits(const struct tk_flat *p)
 {
-    if (p->rows == 0 || p->rows > TK_MAX_ROWS || p->n == 0 || p->k < 64 || p->k % 64 != 0 ||
-        p->norm.parts > TK_NORM_PARTS) {
-        return false;
-    }
-    if (p->mode == TK_FLAT_RESIDUAL) {
-        return p->n % TILE == 0 && p->n / TILE <= TARGET_BLOCKS &&
-               p->n / PART_ROWS <= TK_NORM_PARTS;
-    }
-    return p->mode != TK_FLAT_SWIGLU || p->n % 16 == 0;
+    return flat_sound(p) && (p->mode != TK_FLAT_RESIDUAL ||
+                             (p->n / TILE <= TARGET_BLOCKS && p->n / PART_ROWS <= TK_NORM_PARTS));
 }
 
-inline args flat_args(const struct tk_flat *p)
+inline args args_of(const struct tk_flat *p)
 {
     args a;
-    a.out = p->out;
-    a.h = p->h;
-    a.hg = p->hg;
-    a.gain = p->gain;
-    a.sumsq = p->sumsq;
-    a.best_val = p->best_val;
-    a.best_idx = p->best_idx;
-    a.out_f32 = p->out_f32;
-    a.norm = p->norm.sumsq;
-    a.norm_parts = p->norm.parts;
-    a.norm_inv_dim = p->norm.parts != 0 ? 1.f / (float)p->norm.dim : 0.f;
-    a.norm_eps = p->norm.eps;
-    a.rows = p->rows;
-    a.n = p->n;
+    fill_flat(a, p, TILE);
     a.k_slices = p->k / 64;
-    a.tiles = (p->n + TILE - 1) / TILE;
-    a.out_stride = p->out_stride;
-    a.mode = p->mode;
     a.cut = k_cut(p->n, p->k, p->mode);
     return a;
 }

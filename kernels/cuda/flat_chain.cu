@@ -422,7 +422,7 @@ extern "C" td_err tk_chain(tk_stream s, const struct tk_chain *p)
         stage &st = c.st[i];
         st.w = *(const CUtensorMap *)(const void *)f->w->bytes;
         st.x = *(const CUtensorMap *)(const void *)f->x->bytes;
-        st.a = flat_args(f);
+        st.a = args_of(f);
         st.units = st.a.tiles * st.a.cut;
         st.split = st.a.cut > 1 || f->mode == TK_FLAT_RESIDUAL;
     }

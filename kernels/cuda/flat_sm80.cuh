@@ -10,7 +10,7 @@
 #ifndef TK_EMULATE
 #include "kernels/cuda/ptx.cuh"
 #endif
-#include "kernels/tk_cuda.h"
+#include "kernels/cuda/flat_args.h"
 
 namespace
 {
@@ -38,16 +38,9 @@ template <int N> constexpr uint32_t smem_bytes()
     return stages<N>() * stage_bytes<N>() + TK_MAX_ROWS * 4;
 }
 
-struct args {
+struct args : flat_args {
     const tk_bf16 *w, *x;
-    tk_bf16 *out, *h, *hg;
-    const tk_bf16 *gain;
-    float *sumsq, *best_val, *out_f32;
-    int32_t *best_idx;
-    const float *norm;
-    uint32_t norm_parts, rows, n, k, x_stride, tiles, out_stride;
-    int mode;
-    float norm_inv_dim, norm_eps;
+    uint32_t k, x_stride;
     bool tiled;
 };
 
@@ -280,34 +273,15 @@ template <int N> __global__ void __launch_bounds__(THREADS) flat_sm80_kernel(con
 
 static td_err args_of(const struct tk_flat *p, args &a)
 {
-    if (p->rows == 0 || p->rows > TK_MAX_ROWS || p->n == 0 || p->k < 64 || p->k % SLICE != 0 ||
-        p->norm.parts > TK_NORM_PARTS || p->x->row_step % 8 != 0 ||
-        (p->mode == TK_FLAT_RESIDUAL &&
-         (p->n % TK_FLAT_ROWS != 0 || p->n / TILE > TK_NORM_PARTS)) ||
-        (p->mode == TK_FLAT_SWIGLU && p->n % 16 != 0)) {
+    if (!flat_sound(p) || p->x->row_step % 8 != 0 ||
+        (p->mode == TK_FLAT_RESIDUAL && p->n / TILE > TK_NORM_PARTS)) {
         return TD_ERR_UNSUPPORTED;
     }
+    fill_flat(a, p, TILE);
     a.w = static_cast<const tk_bf16 *>(p->w->base);
     a.x = static_cast<const tk_bf16 *>(p->x->base);
-    a.out = p->out;
-    a.h = p->h;
-    a.hg = p->hg;
-    a.gain = p->gain;
-    a.sumsq = p->sumsq;
-    a.best_val = p->best_val;
-    a.best_idx = p->best_idx;
-    a.out_f32 = p->out_f32;
-    a.norm = p->norm.sumsq;
-    a.norm_parts = p->norm.parts;
-    a.norm_inv_dim = p->norm.parts != 0 ? 1.f / (float)p->norm.dim : 0.f;
-    a.norm_eps = p->norm.eps;
-    a.rows = p->rows;
-    a.n = p->n;
     a.k = p->k;
     a.x_stride = p->x->row_step;
-    a.tiles = (p->n + TILE - 1) / TILE;
-    a.out_stride = p->out_stride;
-    a.mode = p->mode;
     a.tiled = p->w->tiled;
     return TD_OK;
 }

@@ -404,7 +404,7 @@ size_t tk_chain_work_bytes(void)
 
 bool tk_chain_fits(const struct tk_flat *products, uint32_t n)
 {
-    bool fits = n >= 1 && n <= TK_CHAIN_MAX;
+    bool fits = tk_ref_uses_hopper() && n >= 1 && n <= TK_CHAIN_MAX;
     for (uint32_t i = 0; fits && i < n; i++) {
         const struct tk_flat *p = &products[i];
         fits = p->mode != TK_FLAT_ARGMAX && p->rows <= TK_CHAIN_ROWS &&

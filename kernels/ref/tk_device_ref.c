@@ -27,6 +27,7 @@ struct CUevent_st {
 
 static uint32_t fail_in; /* operations until one fails; 0: none */
 static uint32_t capability[2] = {9, 0};
+static bool hopper = true; /* as tk_path_set chose */
 
 void tk_ref_fail_nth(uint32_t n)
 {
@@ -41,7 +42,14 @@ void tk_ref_set_capability(uint32_t major, uint32_t minor)
 
 td_err tk_path_set(enum tk_path wanted, enum tk_path *out_used)
 {
-    return tk_path_for(capability[0], capability[1], wanted, out_used);
+    const td_err err = tk_path_for(capability[0], capability[1], wanted, out_used);
+    hopper = err == TD_OK ? *out_used == TK_PATH_SM90A : hopper;
+    return err;
+}
+
+bool tk_ref_uses_hopper(void)
+{
+    return hopper;
 }
 
 td_err tk_ref_enqueue(tk_stream s, tk_ref_op run, const void *args, size_t bytes)

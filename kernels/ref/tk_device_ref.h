@@ -24,5 +24,7 @@ td_err tk_ref_enqueue(tk_stream s, tk_ref_op run, const void *args, size_t bytes
 void tk_ref_fail_nth(uint32_t n);
 /* Test hook: the device's compute capability, 9.0 from the start. The operations stay the same. */
 void tk_ref_set_capability(uint32_t major, uint32_t minor);
+/* Whether tk_path_set chose Hopper's kernels; true before its first call. */
+bool tk_ref_uses_hopper(void);
 
 #endif
