@@ -33,6 +33,7 @@ ARROWS = {
 # Single headers beyond the arrows, each with the reason.
 HEADERS = {
     ("io", "common/model/engine.h"): "the transfer thread reads the engine's pool and layer counter through its vtable",
+    ("io", "common/model/ranks.h"): "the group of ranks fills this vtable for the engine",
     ("text", "common/model/tok_data.h"): "the arrays in which common/model hands over what it read of a tokenizer",
     ("text", "common/model/hf_tok.h"): "the exporter writes the patterns that the reader of the same files knows",
 }

@@ -1,4 +1,4 @@
-/* cpu_engine.h - the CPU backend of engine.h.
+/* cpu_engine.h - the CPU backend of engine.h, alone or as one rank of a tensor-parallel group.
  *
  * numerics: "int8" (default: block-exact int8 activations, bit-equal on every instruction set) or "f32" (the float32
  * reference, the oracle; slow). isa: 0 chooses by cpuid and xgetbv; a named one is for tests.
@@ -9,6 +9,7 @@
 #include "common/base/err.h"
 #include "common/model/engine.h"
 
+struct td_ranks; /* common/model/ranks.h */
 struct td_model; /* weights and hyper-parameters read from a file: common/model/model.h */
 
 enum td_cpu_isa { TD_ISA_AUTO, TD_ISA_PORTABLE, TD_ISA_AVX2, TD_ISA_AVX512, TD_ISA_AMX };
@@ -20,10 +21,18 @@ struct td_cpu_engine_params {
     uint32_t n_blocks;  /* of the KV pool */
     uint32_t max_rows, max_tokens, max_slots;
     uint32_t max_model_len; /* 0: the model's */
+    struct td_ranks *
+        ranks; /* borrowed; NULL: this process computes alone. Rank 0 is the engine that the others help;
+                               theirs take no steps (submit: TD_ERR_UNSUPPORTED) and follow until rank 0 says goodbye:
+                               then poll returns TD_ERR_CLOSED and td_cpu_engine_farewell() is TD_OK */
 };
 
 td_err td_cpu_engine_create(const struct td_model *model, const struct td_cpu_engine_params *p,
                             struct td_engine **out_engine) TD_MUST_CHECK;
+
+/* Why an engine of a group has ended: TD_OK by rank 0's goodbye (destroy of rank 0's engine), else what broke.
+ * TD_ERR_AGAIN: it has not. Any thread. */
+td_err td_cpu_engine_farewell(const struct td_engine *e);
 
 /* Test and tool hook: logits of every token of one prompt, [n][n_vocab] row major, computed by this engine with the
  * given chunk size, blocks taken from the start of the pool. No step may be in flight. */

@@ -36,6 +36,9 @@ enum td_row_want {
     TD_PUSH_LAYERS = 4,
     TD_OUTPUT_TOKENS =
         8, /* its tokens are output computed again: by the kernels that decode uses */
+    TD_KV_LANDED =
+        16, /* the KV of positions before pos was written into the pool from outside since the last step
+                          that named these blocks: an engine of several ranks hands it on to them */
 };
 
 /* One sequence's part of a step: a prefill chunk, or one decode token (or several, for speculation). */
@@ -87,7 +90,8 @@ struct td_engine_ops {
     td_err (*submit)(struct td_engine *, const struct td_row *, size_t n_rows,
                      td_ticket *out); /* loop; returns at once;
                                                                                                   TD_ERR_AGAIN when full */
-    /* loop; TD_ERR_AGAIN while no step has finished; steps finish in order */
+    /* loop; TD_ERR_AGAIN while no step has finished; steps finish in order. TD_ERR_CLOSED: the engine has ended by
+     * itself (a rank of its group is lost): no step will finish any more, and the node ends */
     td_err (*poll)(struct td_engine *, struct td_step_result *out);
     uint32_t (*layers_done)(struct td_engine *,
                             td_ticket); /* xfer; monotonic: layers whose KV slices may be read */
