@@ -84,6 +84,8 @@ static bool fill_decode(struct dc_core *c, struct dc_seq *s, struct td_row *row)
     row->pos = s->len + s->n_ahead;
     row->n = 1;
     row->sampling = s->slot - 1;
+    row->want |= s->landed ? TD_KV_LANDED : 0;
+    s->landed = false;
     if (s->n_ahead > 0) {
         return true;
     }

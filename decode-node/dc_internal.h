@@ -49,6 +49,7 @@ struct dc_seq {
     uint64_t kv_bytes;
     int64_t first_land_us, last_land_us;
     const char *transport; /* static */
+    bool landed;           /* its KV came from P, which no row has told the engine yet */
     /* P's hand-over. */
     bool has_record;
     uint32_t n_slices; /* owed by P */

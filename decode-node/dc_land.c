@@ -93,6 +93,7 @@ static void take_over(struct dc_core *c, struct dc_seq *s)
     m->taken = (struct td_wire_taken){.id = s->source, .err = TD_OK};
     dc_unland(c, s);
     s->taken_us = c->r.now;
+    s->landed = true;
     s->len = s->w.n_prompt;
     s->n_out = s->w.n_replayed + 1;
     s->last_token = s->first_token;

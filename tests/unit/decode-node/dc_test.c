@@ -583,6 +583,28 @@ static void the_first_step_also_carries_the_first_token(void **state)
     (void)rig_destroy(r);
 }
 
+/* An engine of several ranks hands landed KV on once; what it computes itself, never. */
+static void only_the_first_row_after_a_hand_over_says_that_kv_has_landed(void **state)
+{
+    struct td_wire_request q, own;
+    (void)state;
+    struct rig *r = bring(RUNNING, &q);
+    for (uint32_t i = 0; i < 4; i++) {
+        const struct rig_step *s = &r->node[D].steps[0];
+        assert_int_equal(s->n_rows, 1);
+        assert_int_equal(s->rows[0].pos, q.n_prompt + i);
+        assert_int_equal(s->rows[0].want & TD_KV_LANDED, i == 0 ? TD_KV_LANDED : 0);
+        assert_true(rig_finish(r, D));
+    }
+    (void)rig_destroy(r);
+    r = bring(PREFILL, &own);
+    for (uint32_t i = 0; i < 4; i++) {
+        assert_int_equal(r->node[D].steps[0].rows[0].want & TD_KV_LANDED, 0);
+        assert_true(rig_finish(r, D));
+    }
+    (void)rig_destroy(r);
+}
+
 static void local_work_needs_the_role_both(void **state)
 {
     struct rig_params p = {0};
@@ -1030,6 +1052,7 @@ int main(void)
         cmocka_unit_test(a_record_names_no_more_slices_than_the_window_shows),
         cmocka_unit_test(a_first_token_that_ends_the_request_needs_no_kv),
         cmocka_unit_test(the_first_step_also_carries_the_first_token),
+        cmocka_unit_test(only_the_first_row_after_a_hand_over_says_that_kv_has_landed),
         cmocka_unit_test(local_work_needs_the_role_both),
         cmocka_unit_test(a_ticket_of_another_life_or_a_spent_one_is_refused),
         cmocka_unit_test(one_request_alone_that_outgrows_the_pool_ends_with_no_capacity),

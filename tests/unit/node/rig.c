@@ -101,6 +101,7 @@ struct rig *rig_destroy(struct rig *r)
             drop_land(n, 0);
         }
         free(n->kv);
+        free(n->handed);
         free(n->seeds);
         free(n->last);
     }
@@ -148,10 +149,11 @@ uint32_t rig_add(struct rig *r, const struct nd_role_ops *ops, const struct rig_
         .numerics = "fake",
     };
     n->kv = calloc((size_t)n->info.n_blocks * RIG_LAYERS * RIG_BLOCK, sizeof *n->kv);
+    n->handed = calloc((size_t)n->info.n_blocks * RIG_LAYERS * RIG_BLOCK, sizeof *n->handed);
     n->seeds = calloc(n->info.max_slots, sizeof *n->seeds);
     n->last = calloc(n->info.max_slots, sizeof *n->last);
     n->max_steps = or_default(p->steps_in_flight, 1);
-    assert_true(n->kv != NULL && n->seeds != NULL && n->last != NULL);
+    assert_true(n->kv != NULL && n->handed != NULL && n->seeds != NULL && n->last != NULL);
     struct nd_core_params cp = {.epoch = n->epoch,
                                 .name = "rig",
                                 .engine = &n->info,
@@ -188,10 +190,15 @@ static uint64_t cell(int32_t token, uint32_t pos, uint32_t layer)
     return td_mix64(((uint64_t)(uint32_t)token << 32 | pos) * 31 + layer + 1);
 }
 
-static uint64_t *kv_at(const struct rig_node *n, uint32_t block, uint32_t layer)
+static size_t kv_index(const struct rig_node *n, uint32_t block, uint32_t layer)
 {
     assert_true(block < n->info.n_blocks);
-    return n->kv + ((size_t)block * RIG_LAYERS + layer) * RIG_BLOCK;
+    return ((size_t)block * RIG_LAYERS + layer) * RIG_BLOCK;
+}
+
+static uint64_t *kv_at(const struct rig_node *n, uint32_t block, uint32_t layer)
+{
+    return n->kv + kv_index(n, block, layer);
 }
 
 static int32_t token_of(uint64_t hash, uint64_t seed)
@@ -205,6 +212,26 @@ static uint32_t first_seen(uint32_t len, uint32_t window)
     return window > 0 && len > window ? len - window : 0;
 }
 
+/* A cell of the pool as the engine's other ranks have it. */
+static uint64_t *handed_at(const struct rig_node *n, const struct rig_row *row, uint32_t pos,
+                           uint32_t layer)
+{
+    return n->handed + kv_index(n, row->table[pos / RIG_BLOCK], layer) + pos % RIG_BLOCK;
+}
+
+/* What has landed reaches the other ranks with the row that says so, what a step computes by itself. */
+static void hand_on(struct rig_node *n, const struct rig_row *row)
+{
+    uint32_t from = (row->want & TD_KV_LANDED) != 0
+                        ? first_seen(row->pos + row->n, n->info.layout.window)
+                        : row->pos;
+    for (uint32_t pos = from; pos < row->pos + row->n; pos++) {
+        for (uint32_t l = 0; l < RIG_LAYERS; l++) {
+            *handed_at(n, row, pos, l) = kv_at(n, row->table[pos / RIG_BLOCK], l)[pos % RIG_BLOCK];
+        }
+    }
+}
+
 static void run_row(struct rig_node *n, const struct rig_row *row, struct td_row_result *out)
 {
     for (uint32_t i = 0; i < row->n; i++) {
@@ -214,6 +241,7 @@ static void run_row(struct rig_node *n, const struct rig_row *row, struct td_row
                 cell(row->tokens != NULL ? row->tokens[i] : n->last[row->sampling], pos, l);
         }
     }
+    hand_on(n, row);
     *out = (struct td_row_result){.seq = row->seq};
     if (n->fail_rows) {
         out->err = TD_ERR_DEVICE;
@@ -222,7 +250,7 @@ static void run_row(struct rig_node *n, const struct rig_row *row, struct td_row
         for (uint32_t pos = first_seen(row->pos + row->n, n->info.layout.window);
              pos < row->pos + row->n; pos++) {
             for (uint32_t l = 0; l < RIG_LAYERS; l++) {
-                hash = td_mix64(hash ^ kv_at(n, row->table[pos / RIG_BLOCK], l)[pos % RIG_BLOCK]);
+                hash = td_mix64(hash ^ *handed_at(n, row, pos, l));
             }
         }
         out->n_ids = 1;
@@ -520,6 +548,7 @@ static void do_step(struct rig_node *n, const struct nd_action *a)
             .seq = row->seq,
             .pos = row->pos,
             .n = row->n,
+            .want = row->want,
             .n_blocks = row->n_blocks,
             .sampling = row->sampling,
             .tokens =

@@ -5,6 +5,7 @@
  * event the core's check() must hold and no wait may be overdue. The fake engine's KV is a number
  * for each (token, position, layer), and a sampled token is a hash over all KV the row's table
  * names, so a token proves which KV was read; rig_expect() computes the same from the tokens alone.
+ * It is read as another rank of the engine has it: what has landed, from the row on that says so.
  * What a core sends, to routers and to peers (even those that do not exist), is kept in `mail`.
  * Not: time that passes by itself, loss, reordering (tests/sim).
  * Failure: cmocka assertions.
@@ -28,7 +29,7 @@
 
 struct rig_row {
     struct td_seq_ref seq;
-    uint32_t pos, n, n_blocks, sampling;
+    uint32_t pos, n, n_blocks, sampling, want;
     int32_t *tokens; /* owned; NULL: the slot's last one */
     uint32_t *table; /* owned */
 };
@@ -57,9 +58,10 @@ struct rig_node {
     bool dead;
     struct td_engine_info info;
     struct nd_actions actions;
-    uint64_t *kv;                                  /* owned [n_blocks][RIG_LAYERS][RIG_BLOCK] */
-    uint64_t *seeds;                               /* owned [max_slots] */
-    int32_t *last;                                 /* owned [max_slots]: the token sampled last */
+    uint64_t *kv;     /* owned [n_blocks][RIG_LAYERS][RIG_BLOCK] */
+    uint64_t *handed; /* owned, as kv: what the engine's other ranks have of it */
+    uint64_t *seeds;  /* owned [max_slots] */
+    int32_t *last;    /* owned [max_slots]: the token sampled last */
     struct rig_step steps[TD_ENGINE_MAX_INFLIGHT]; /* under way, the oldest first */
     uint32_t n_steps, max_steps;
     td_ticket ticket;    /* of the last one submitted */
