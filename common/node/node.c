@@ -15,7 +15,6 @@
 #include "common/base/log.h"
 #include "common/base/mem.h"
 #include "common/base/rng.h"
-#include "common/io/http_error.h"
 #include "common/node/node_int.h"
 #include "common/node/node_trace.h"
 
@@ -256,29 +255,6 @@ static td_err make_xfer(struct td_node *n)
                            n, &n->xfer_watch);
 }
 
-static td_err make_admin(struct td_node *n)
-{
-    struct td_http_server_params p;
-    TD_TRY(td_tls_create_admin(n->p.loop, &n->p.admin_tls, &n->admin_tls));
-    td_http_server_defaults(&p);
-    p.loop = n->p.loop;
-    p.host = n->p.admin_host;
-    p.port = n->p.admin_port;
-    p.option = "--admin-port";
-    p.limits.max_body = 65536;
-    p.tls = n->admin_tls;
-    p.alpn = TD_ALPN_BOTH;
-    p.max_connections = 256;
-    p.max_per_address = 256;
-    p.handler = nd__admin;
-    p.arg = n;
-    p.error_body = td_http_error_body;
-    TD_TRY(td_http_server_create(&p, &n->admin));
-    TD_TRY(td_grpc_admin_create(n->p.loop, n->admin, n->admin_tls, nd__health, n, &n->grpc));
-    nd__count_calls(n, td_grpc_admin_server(n->grpc));
-    return TD_OK;
-}
-
 static td_err make_all(struct td_node *n)
 {
     TD_TRY(make_core(n));
@@ -289,7 +265,7 @@ static td_err make_all(struct td_node *n)
                            TD_WATCH_READ, on_engine, n, &n->engine_watch));
     TD_TRY(make_xfer(n));
     TD_TRY(nd__local_create(n));
-    TD_TRY(make_admin(n));
+    TD_TRY(nd__admin_create(n));
     TD_TRY(nd__links_create(n)); /* tells routers the admin port */
     td_timer_set(n->state_timer, td_now_us() + ND_STATE_IDLE_US);
     return TD_OK;
@@ -341,9 +317,7 @@ struct td_node *td_node_destroy(struct td_node *n)
     if (n == NULL) {
         return NULL;
     }
-    td_grpc_admin_destroy(n->grpc);
-    td_http_server_destroy(n->admin);
-    td_tls_destroy(n->admin_tls);
+    nd_admin_destroy(n->admin);
     td_link_nng_destroy(n->links);
     td_watch_destroy(n->xfer_watch);
     td_watch_destroy(n->engine_watch);
@@ -369,14 +343,12 @@ const char *td_node_control_url(const struct td_node *n)
 
 void td_node_reload_tls(struct td_node *n)
 {
-    if (n->admin_tls != NULL) {
-        TD_IGNORE(td_tls_reload(n->admin_tls)); /* logged there; the old ones stay */
-    }
+    nd_admin_reload_tls(n->admin);
 }
 
 uint16_t td_node_admin_port(const struct td_node *n)
 {
-    return td_http_server_port(n->admin);
+    return nd_admin_port(n->admin);
 }
 
 void td_node_drain(struct td_node *n, int64_t limit_us)

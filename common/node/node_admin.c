@@ -1,61 +1,23 @@
 #define TD_LOG_ROOM "node"
 #include <inttypes.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "common/base/clock.h"
-#include "common/base/log.h"
 #include "common/base/mem.h"
-#include "common/io/http_error.h"
 #include "common/node/node_int.h"
 
-#define BODY_MAX  (8u << 20)
 #define MAX_WAITS 4096
 
-struct call {
-    struct td_node *n;
-    struct td_http_exchange *x;
-};
-
-static void respond(struct call *c, td_err err, const struct td_buf *b, const char *type)
+static bool is_draining(void *arg)
 {
-    if (err != TD_OK) {
-        td_http_refuse(c->x, err, "the answer does not fit into memory", NULL, 1);
-        return;
-    }
-    td_http_respond(c->x, 200, NULL, 0, type, b->data, b->len);
+    const struct td_node *n = arg;
+    return n->draining || n->held;
 }
 
-static void h_ready(struct call *c)
+static td_err write_metrics(void *arg, struct td_buf *out)
 {
-    if (c->n->draining || c->n->held) {
-        td_http_refuse(c->x, TD_ERR_DRAINING, "this node is draining", NULL, 1);
-        return;
-    }
-    td_http_respond(c->x, 200, NULL, 0, "application/json", "{\"status\":\"ok\"}", 15);
-}
-
-static void h_alive(struct call *c)
-{
-    td_http_respond(c->x, 200, NULL, 0, "application/json", "{\"status\":\"ok\"}", 15);
-}
-
-static void h_version(struct call *c)
-{
-    char body[128];
-    int n = snprintf(body, sizeof body, "{\"version\":\"" TD_VERSION "\",\"unix_us\":%" PRId64 "}",
-                     td_wall_us());
-    td_http_respond(c->x, 200, NULL, 0, "application/json", body, (size_t)n);
-}
-
-static void h_metrics(struct call *c)
-{
-    struct td_buf b;
-    td_buf_init(&b, BODY_MAX);
-    td_err err = nd_metrics_write(c->n->metrics, &b);
-    respond(c, err, &b, "text/plain; version=0.0.4; charset=utf-8");
-    td_buf_fini(&b);
+    const struct td_node *n = arg;
+    return nd_metrics_write(n->metrics, out);
 }
 
 static td_err waits_json(const struct nd_wait *w, uint32_t n, struct td_buf *b)
@@ -74,55 +36,12 @@ static td_err waits_json(const struct nd_wait *w, uint32_t n, struct td_buf *b)
     return td_buf_puts(b, "]}");
 }
 
-static void h_waits(struct call *c)
+static td_err write_waits(void *arg, struct td_buf *out)
 {
+    const struct td_node *n = arg;
     TD_CLEANUP(td_freep) struct nd_wait *w = td_zalloc(MAX_WAITS, sizeof *w);
-    struct td_buf b;
-    td_buf_init(&b, BODY_MAX);
-    td_err err = w != NULL ? TD_OK : TD_ERR_NO_MEMORY;
-    if (err == TD_OK) {
-        err = waits_json(w, c->n->p.role->waits(c->n->core, w, MAX_WAITS), &b);
-    }
-    respond(c, err, &b, "application/json");
-    td_buf_fini(&b);
-}
-
-static const struct {
-    const char *path;
-    bool probe; /* no certificate needed */
-    void (*handle)(struct call *c);
-} routes[] = {
-    {"/health", true, h_ready},    {"/readyz", true, h_ready},     {"/readiness", true, h_ready},
-    {"/livez", true, h_alive},     {"/liveness", true, h_alive},   {"/startupz", true, h_alive},
-    {"/version", true, h_version}, {"/metrics", false, h_metrics}, {"/debug/waits", false, h_waits},
-};
-
-/* Index of the path, or TD_COUNT(routes). */
-static size_t find_route(const char *path)
-{
-    size_t i = 0;
-    while (i < TD_COUNT(routes) && strcmp(routes[i].path, path) != 0) {
-        i++;
-    }
-    return i;
-}
-
-void nd__admin(void *arg, struct td_http_exchange *x)
-{
-    struct call c = {.n = arg, .x = x};
-    const struct td_http_request *r = td_http_exchange_request(x);
-    size_t i = find_route(r->path);
-    bool known = i < TD_COUNT(routes);
-    if (!(known && routes[i].probe) &&
-        !td_tls_lets_in(c.n->admin_tls, td_http_exchange_verified(x))) {
-        td_http_refuse(x, TD_ERR_FORBIDDEN, TD_TLS_SHOW_ONE, NULL, 1);
-    } else if (!known) {
-        td_http_refuse(x, TD_ERR_NOT_FOUND, NULL, NULL, 1);
-    } else if (strcmp(r->method, "GET") != 0 && strcmp(r->method, "HEAD") != 0) {
-        td_http_refuse(x, TD_ERR_METHOD, NULL, NULL, 1);
-    } else {
-        routes[i].handle(&c);
-    }
+    return w != NULL ? waits_json(w, n->p.role->waits(n->core, w, MAX_WAITS), out)
+                     : TD_ERR_NO_MEMORY;
 }
 
 static void count_call(void *arg, const struct td_grpc_call *c, enum td_grpc_status status)
@@ -156,4 +75,20 @@ enum td_health nd__health(void *arg, const char *service)
         return is_decode ? ready : TD_HEALTH_NOT_SERVING;
     }
     return TD_HEALTH_SERVICE_UNKNOWN;
+}
+
+static const struct nd_admin_ops ops = {
+    .draining = is_draining, .metrics = write_metrics, .waits = write_waits, .health = nd__health};
+
+td_err nd__admin_create(struct td_node *n)
+{
+    const struct nd_admin_params p = {.loop = n->p.loop,
+                                      .host = n->p.admin_host,
+                                      .port = n->p.admin_port,
+                                      .tls = n->p.admin_tls,
+                                      .ops = &ops,
+                                      .arg = n};
+    TD_TRY(nd_admin_create(&p, &n->admin));
+    nd__count_calls(n, nd_admin_grpc(n->admin));
+    return TD_OK;
 }

@@ -1,15 +1,14 @@
 /* node_int.h - what the parts of the node shell share: node.c (life, core, engine), node_link.c (routers, load),
- * node_admin.c (HTTP), node_local.c (requests of this process), node_metrics.c (figures). Not for others.
+ * node_admin.c (what the admin port shows), node_local.c (requests of this process), node_metrics.c (figures). Not for others.
  */
 #ifndef TD_NODE_NODE_INT_H
 #define TD_NODE_NODE_INT_H
 
 #include "common/base/arena.h"
 #include "common/base/buf.h"
-#include "common/io/grpc_admin.h"
-#include "common/io/http_server.h"
 #include "common/io/link_fit.h"
 #include "common/io/link_nng.h"
+#include "common/node/admin.h"
 #include "common/node/node.h"
 #include "common/node/node_metrics.h"
 
@@ -36,10 +35,8 @@ struct td_node {
     char admin_url[128];
     struct td_link_fit_at_node fit;
     struct td_xfer *xfer;             /* NULL without a data plane */
-    struct td_tls *admin_tls;         /* NULL: cleartext */
     const struct td_tls *service_tls; /* borrowed of the service beside the node; NULL: none */
-    struct td_http_server *admin;
-    struct td_grpc_admin *grpc; /* on the admin port */
+    struct nd_admin *admin;
     struct td_timer *core_timer, *state_timer;
     struct nd_local *local;       /* NULL without */
     uint64_t local_epoch;         /* its router epoch; 0 without */
@@ -81,6 +78,6 @@ void nd__local_speak(struct td_node *n);
 enum td_health nd__health(void *arg, const char *service);
 /* The ends of this server's calls count in the node's figures; it is destroyed before the node. */
 void nd__count_calls(struct td_node *n, struct td_grpc_server *server);
-void nd__admin(void *arg, struct td_http_exchange *x);
+td_err nd__admin_create(struct td_node *n) TD_MUST_CHECK;
 
 #endif

@@ -228,7 +228,7 @@ static td_err encode_info(struct td_node *n)
     const struct td_engine_info *e = n->p.engine->ops->info(n->p.engine);
     const struct td_model_tokenizer *tok = td_model_tokenizer(n->p.model);
     (void)snprintf(n->admin_url, sizeof n->admin_url, "%s://%s:%u",
-                   n->admin_tls != NULL ? "https" : "http", n->p.admin_host,
+                   nd_admin_tls(n->admin) != NULL ? "https" : "http", n->p.admin_host,
                    (unsigned)td_node_admin_port(n));
     n->rank = (struct td_wire_rank){.rank = 0,
                                     .tp = 1,

@@ -109,7 +109,7 @@ static void scrape_spans(struct nd_metrics *m)
 
 static void scrape_tls(struct nd_metrics *m)
 {
-    const struct td_tls *const all[] = {m->node->admin_tls, m->node->service_tls};
+    const struct td_tls *const all[] = {nd_admin_tls(m->node->admin), m->node->service_tls};
     int64_t expires = 0;
     uint64_t loads = 0;
     td_tls_figures(all, TD_COUNT(all), &expires, &loads);

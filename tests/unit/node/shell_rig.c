@@ -428,8 +428,14 @@ void shell_passes(struct shell_rig *r, int n)
 
 int shell_get(struct shell_rig *r, const char *method, const char *path, char *out, size_t cap)
 {
+    return shell_ask(r->loop, td_node_admin_port(r->node), method, path, out, cap);
+}
+
+int shell_ask(struct td_loop *loop, uint16_t port, const char *method, const char *path, char *out,
+              size_t cap)
+{
     char head[256];
-    struct sockaddr_in sa = {.sin_family = AF_INET, .sin_port = htons(td_node_admin_port(r->node))};
+    struct sockaddr_in sa = {.sin_family = AF_INET, .sin_port = htons(port)};
     sa.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     int fd = socket(AF_INET, SOCK_STREAM, 0), status = 0;
     size_t n = 0;
@@ -440,7 +446,7 @@ int shell_get(struct shell_rig *r, const char *method, const char *path, char *o
     assert_int_equal(send(fd, head, strlen(head), MSG_NOSIGNAL), strlen(head));
     int64_t until = td_now_us() + SHELL_GIVE_UP_US;
     while (td_now_us() < until) {
-        td_loop_run_once(r->loop, 2000);
+        td_loop_run_once(loop, 2000);
         ssize_t got = recv(fd, out + n, cap - 1 - n, 0);
         n += got > 0 ? (size_t)got : 0;
         if (got == 0) {

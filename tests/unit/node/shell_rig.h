@@ -82,5 +82,8 @@ void shell_passes(struct shell_rig *r, int n);
 void shell_step_done(struct shell_rig *r);
 /* GET (or METHOD) a path of the admin port: the status, and the whole answer in `out`. */
 int shell_get(struct shell_rig *r, const char *method, const char *path, char *out, size_t cap);
+/* The same of any port whose server runs in this loop. */
+int shell_ask(struct td_loop *loop, uint16_t port, const char *method, const char *path, char *out,
+              size_t cap);
 
 #endif
