@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 
 from harness import ROOT, SCRATCH, cluster, get, in_threads, request, run, wait_for
 
@@ -160,7 +159,7 @@ class Load:
             self.n += 1
             in_threads([lambda i=i: request(self.port, "POST", "/v1/completions",
                                             {"prompt": "hello world " * (4 + 9 * i), "max_tokens": 6 + 6 * i, "ignore_eos": True},
-                                            {"X-Request-ID": f"load-{self.n}-{i}"}) for i in range(5)])
+                                            {"X-Request-ID": f"load{self.n}-{i}"}) for i in range(5)])
 
     def stop(self):
         self.stop_it.set()
@@ -244,10 +243,10 @@ def test_a_request_opens_by_keyboard_with_its_waterfall():
     b.until(f"{ROWS}.some(r => r.endsWith('-4'))", "a long request")
     b.js("document.querySelector('#f-state').value = 'ok'; document.querySelector('#f-state').dispatchEvent(new Event('input'))")
     b.fill("#f-text", "-4")
-    rows_become(lambda rows: rows and all("-4" in r for r in rows), "long ones")
-    b.js("document.querySelector('#requests button').focus()")
+    b.until(f"{ROWS}.length === 25 && {ROWS}.every(r => r.endsWith('-4'))", "as many long ones as are shown", 60)
+    b.js("[...document.querySelectorAll('#requests button')].at(-1).focus()")
     name = b.js("document.activeElement.textContent")
-    time.sleep(1.5)  # rows are made anew meanwhile; the focus has to stay on the same request
+    b.until(f"{ROWS}.length === 26 && {ROWS}[25] === {name!r}", "newer ones to be shown, and still the one that has the focus", 60)
     assert b.js("document.activeElement.textContent") == name
     b.key("Enter", 13, "\r")
     b.until("document.querySelector('#detail').open", "the dialog")
@@ -260,8 +259,13 @@ def test_a_request_opens_by_keyboard_with_its_waterfall():
     text = b.js("document.querySelector('#d-tries').innerText")
     assert "chosen" in text and "among 4 pairs" in text and EVIL in text, text
     b.shot("desktop-request", whole=False)
+    newest = b.js(ROWS + "[0]")
+    b.until(f"{ROWS}[0] !== {newest!r}", "newer ones below the dialog", 60)
     b.key("Escape", 27)
     b.until("!document.querySelector('#detail').open", "the dialog to close")
+    assert b.js("document.activeElement.textContent") == name
+    b.js("document.activeElement.blur()")
+    b.until(f"{ROWS}.length === 25", "the row to go with the focus")
     b.fill("#f-text", "")
     b.shot("desktop-light")
     b.view(1280, 900, dark=True)
