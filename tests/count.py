@@ -23,6 +23,15 @@ def count(test):
     return good, max(bad, 1)
 
 
+def broken(test):
+    """The subtests of a failed TAP test that failed, and the last words before each: logs get lost, a summary is read."""
+    words = []
+    for line in (test.get("stdout") or "").splitlines():
+        if re.match(r"not ok\b", line):
+            yield "; ".join([line, *words[-2:]])[:400]
+        words = words + [line.strip("# ")] if line.startswith("#") else []
+
+
 def main():
     passed = failed = 0
     slow = []
@@ -42,6 +51,8 @@ def main():
             print(f"skipped {test['name']}", file=sys.stderr)
         if bad:
             print(f"FAILED {test['name']}: {test['result']}", file=sys.stderr)
+            for line in broken(test):
+                print(f"FAILED {test['name']}: {line}", file=sys.stderr)
     for seconds, name in sorted(slow, reverse=True)[:5]:
         print(f"slowest: {seconds:6.1f} s {name}", file=sys.stderr)
     print(f"{passed} passed, {failed} failed")
