@@ -154,13 +154,19 @@ class Cluster:
             self.wait_ready(self.n_prefill, self.n_decode)
         return self
 
+    def present(self, listed):
+        """Whether an entry of the router's /nodes is a process of today. For a while after a process has ended, or is there
+        again under its old name, the router may still list the one before; its admin port tells them apart."""
+        node = self.nodes.get(listed["name"])
+        return node is None or node.alive() and int(listed["admin"].rsplit(":", 1)[-1]) == node.port("admin")
+
     def wait_ready(self, prefill=1, decode=1, timeout=60.0):
-        """Until the router counts so many usable nodes of each role."""
+        """Until the router counts so many usable nodes of each role, none of which has ended since."""
         end = time.monotonic() + timeout
         while time.monotonic() < end:
             try:
                 nodes = self.admin("/nodes")["nodes"]
-                ready = [n["role"] for n in nodes if n["ready"] and not n["draining"]]
+                ready = [n["role"] for n in nodes if n["ready"] and not n["draining"] and self.present(n)]
                 if ready.count("prefill") >= prefill and ready.count("decode") >= decode:
                     return
             except (OSError, urllib.error.URLError):
