@@ -191,13 +191,18 @@ td_err td_steps_poll(struct td_steps *q, struct td_step_result *out)
 {
     uint64_t n;
     (void)!read(q->event_fd, &n, sizeof n); /* before looking, so that no finish is lost */
+    /* acquire: pairs with td_steps_close(), and before `done`: what finished before the end is handed out */
+    bool closed = atomic_load_explicit(&q->closed, memory_order_acquire);
     /* acquire: pairs with the engine thread's release after the results */
     uint32_t done = atomic_load_explicit(&q->done, memory_order_acquire);
     if (done == q->polled) {
-        return TD_ERR_AGAIN;
+        if (closed) {
+            signal_fd(q->event_fd);
+        }
+        return closed ? TD_ERR_CLOSED : TD_ERR_AGAIN;
     }
     struct td_step *s = &q->steps[q->polled++ % TD_STEPS_SLOTS];
-    if (done != q->polled) {
+    if (done != q->polled || closed) {
         signal_fd(q->event_fd);
     }
     out->ticket = s->ticket;
@@ -288,6 +293,13 @@ void td_steps_finish(struct td_steps *q, struct td_step *s)
 {
     td_steps_layer(q, s, q->info->n_layers);
     atomic_fetch_add_explicit(&q->done, 1, memory_order_release); /* hands the slot to the loop */
+    signal_fd(q->event_fd);
+}
+
+void td_steps_close(struct td_steps *q)
+{
+    /* release: what finished before is seen with it */
+    atomic_store_explicit(&q->closed, true, memory_order_release);
     signal_fd(q->event_fd);
 }
 

@@ -66,6 +66,7 @@ struct td_steps {
     td_ticket last_ticket;        /* loop */
     atomic_ullong progress;       /* ticket << 16 | layers done */
     int event_fd, layer_fd;       /* owned */
+    atomic_bool closed;           /* no step will finish any more */
 };
 
 /* The info must be complete and outlive the queue. On failure nothing is left behind but what
@@ -97,6 +98,9 @@ struct td_step *td_steps_take(struct td_steps *q, uint32_t taken);
 void td_steps_layer(struct td_steps *q, const struct td_step *s, uint32_t n_layers);
 /* engine; the oldest unfinished step is done: all its layers are, and its results are the loop's. */
 void td_steps_finish(struct td_steps *q, struct td_step *s);
+/* engine; no step will finish any more: once the finished ones are handed out, poll returns TD_ERR_CLOSED, and event_fd
+ * stays readable. */
+void td_steps_close(struct td_steps *q);
 /* FNV-1a of a numerics text: td_engine_info.numerics_id. */
 uint64_t td_numerics_id(const char *text);
 

@@ -168,6 +168,26 @@ static void layers_are_told_once_they_are_done(void **state)
     td_steps_fini(&q);
 }
 
+static void a_closed_queue_hands_out_what_finished_and_says_so_for_good(void **state)
+{
+    struct td_steps q = make();
+    struct td_row r = row(0, 1);
+    struct td_step_result got;
+    td_ticket t[2];
+    assert_int_equal(td_steps_submit(&q, &r, 1, NULL, &t[0]), TD_OK);
+    assert_int_equal(td_steps_submit(&q, &r, 1, NULL, &t[1]), TD_OK);
+    td_steps_finish(&q, td_steps_take(&q, 0));
+    td_steps_close(&q);
+    assert_int_equal(td_steps_poll(&q, &got), TD_OK);
+    assert_true(got.ticket == t[0]);
+    for (int i = 0; i < 3; i++) {
+        assert_true(is_readable(q.event_fd));
+        assert_int_equal(td_steps_poll(&q, &got), TD_ERR_CLOSED);
+    }
+    assert_int_equal(td_steps_layers_done(&q, t[1]), 0);
+    td_steps_fini(&q);
+}
+
 static void a_step_that_is_too_large_is_refused(void **state)
 {
     struct td_steps q = make();
@@ -217,6 +237,7 @@ int main(void)
         cmocka_unit_test(rows_tokens_and_tables_are_copied),
         cmocka_unit_test(the_third_step_waits_and_results_come_in_order),
         cmocka_unit_test(layers_are_told_once_they_are_done),
+        cmocka_unit_test(a_closed_queue_hands_out_what_finished_and_says_so_for_good),
         cmocka_unit_test(a_step_that_is_too_large_is_refused),
         cmocka_unit_test(a_slot_remembers_what_it_was_set_to),
     };
