@@ -12,7 +12,7 @@
 #include "common/base/thread.h"
 #define TD_LOG_ROOM "model"
 #include "common/base/log.h"
-#include "common/model/cpu_engine_priv.h"
+#include "common/model/cpu_engine_ranks.h"
 
 #define MAP_FROM      (256u * 1024) /* bytes from which memory is mapped, lazily zero */
 #define MAX_ROWS      65536u
@@ -52,6 +52,9 @@ void *td__ce_alloc(struct td__ce *e, size_t bytes)
 static td_err submit_step(struct td__ce *e, const struct td_row *rows, size_t n_rows,
                           float *all_logits, td_ticket *out)
 {
+    if (td__ce_helps(e)) {
+        return TD_ERR_UNSUPPORTED;
+    }
     TD_TRY(td_steps_submit(&e->q, rows, n_rows, all_logits, out));
     atomic_fetch_add(&e->kick, 1); /* seq_cst: orders the step against a sleeping engine thread */
     td_team_wake(&e->kick, &e->kick_sleepers);
@@ -96,7 +99,14 @@ static int ce_layer_fd(const struct td_engine *base)
 
 static void *ce_pool_base(const struct td_engine *base)
 {
-    return of(base)->pool;
+    const struct td__ce *e = of(base);
+    return td__ce_helps(e) ? NULL : e->pool; /* a helping rank's has another layout */
+}
+
+td_err td_cpu_engine_farewell(const struct td_engine *base)
+{
+    const struct td__ce *e = of(base);
+    return e->ranks != NULL ? (td_err)atomic_load(&e->ranks->farewell) : TD_ERR_AGAIN;
 }
 
 /* --- steps: engine side --- */
@@ -112,11 +122,8 @@ static bool resolve_token(const struct td__ce *e, struct td_step *s, uint32_t r)
     return slot->has_last;
 }
 
-/* Drops rows that failed, closes the gaps they leave in the token list, plans the attention. */
-static void prepare(struct td__ce *e, struct td_step *s)
+static void drop_failed(struct td__ce *e, struct td_step *s)
 {
-    uint32_t n_tok = 0;
-    e->n_sample = 0;
     for (uint32_t r = 0; r < s->n_rows; r++) {
         struct td_step_row *row = &s->rows[r];
         if (row->live && (!resolve_token(e, s, r) || TD_FAULT(STEP_FAIL))) {
@@ -126,6 +133,15 @@ static void prepare(struct td__ce *e, struct td_step *s)
                 e->q.slots[row->sampling].has_last = false;
             }
         }
+    }
+}
+
+void td__ce_lay_out(struct td__ce *e, struct td_step *s)
+{
+    uint32_t n_tok = 0;
+    e->n_sample = 0;
+    for (uint32_t r = 0; r < s->n_rows; r++) {
+        struct td_step_row *row = &s->rows[r];
         if (!row->live) {
             continue;
         }
@@ -141,26 +157,36 @@ static void prepare(struct td__ce *e, struct td_step *s)
     s->n_tok = n_tok;
     e->running = s;
     td__ce_attn_plan(e);
+    if (e->ranks != NULL) {
+        td__ce_list_landed(e);
+    }
 }
 
 static void execute(struct td__ce *e, struct td_step *s)
 {
     int64_t start = td_now_us();
     TD_FAULT_DELAY(STEP_PAUSE);
-    prepare(e, s);
-    if (s->n_tok > 0) {
+    drop_failed(e, s);
+    e->every_logit = s->all_logits != NULL;
+    td__ce_lay_out(e, s);
+    if (e->ranks != NULL && s->n_tok > 0) {
+        td__ce_tell(e);
+    }
+    if (s->n_tok > 0 && !td__ce_over(e)) {
         td_team_sync(&e->team, NULL, NULL); /* lets the helpers in */
         td__ce_run(e, 0);
+    }
+    if (td__ce_over(e)) {
+        return; /* not finished, and no step after it will be */
     }
     s->exec_us = td_now_us() - start;
     td_steps_finish(&e->q, s);
 }
 
-static void *engine_main(void *arg)
+/* Takes steps until the engine is stopped or its group over. */
+static void lead(struct td__ce *e)
 {
-    struct td__ce *e = arg;
-    td_thread_enter(&td_engine_role, "engine");
-    for (uint32_t taken = 0;;) {
+    for (uint32_t taken = 0; !td__ce_over(e);) {
         uint32_t kick = atomic_load(&e->kick);
         struct td_step *s = td_steps_take(&e->q, taken);
         if (s != NULL) {
@@ -171,6 +197,29 @@ static void *engine_main(void *arg)
         } else {
             td_team_wait(&e->kick, kick, &e->kick_sleepers, e->team.spins);
         }
+    }
+}
+
+/* A helping rank runs what rank 0 tells. */
+static void follow(struct td__ce *e)
+{
+    while (!td__ce_over(e) && td__ce_hear(e)) {
+        td_team_sync(&e->team, NULL, NULL);
+        td__ce_run(e, 0);
+    }
+}
+
+static void *engine_main(void *arg)
+{
+    struct td__ce *e = arg;
+    td_thread_enter(&td_engine_role, "engine");
+    if (td__ce_helps(e)) {
+        follow(e);
+    } else {
+        lead(e);
+    }
+    if (e->ranks != NULL) {
+        td__ce_part(e);
     }
     e->running = NULL; /* helpers leave */
     td_team_sync(&e->team, NULL, NULL);
@@ -246,6 +295,7 @@ static void carve_member(const struct td__ce *e, struct carver *c, struct td__ce
 
 static void carve_all(struct td__ce *e, struct carver *c)
 {
+    const struct td_hparams *hp = &e->model->hp;
     size_t f = sizeof(float), tok = e->info.max_tokens;
     size_t parts =
         (size_t)TD__CE_SPLIT_ROWS * e->n_heads * ((e->info.max_model_len - 1) / TK_CHUNK_TOK + 1);
@@ -253,10 +303,10 @@ static void carve_all(struct td__ce *e, struct carver *c)
     e->qkv = carve(c, tok * e->qkv_width, f);
     e->att = carve(c, tok * e->q_width, f);
     e->act_embd = carve_act(e, c, e->info.max_tokens, e->embd);
-    e->act_att = carve_act(e, c, e->info.max_tokens, e->q_width);
-    e->act_ffn = carve_act(e, c, e->info.max_tokens, e->ffn);
+    e->act_att = carve_act(e, c, e->info.max_tokens, hp->n_heads * e->dim);
+    e->act_ffn = carve_act(e, c, e->info.max_tokens, hp->n_ffn);
     e->act_head = carve_act(e, c, 2 * e->info.max_rows, e->embd);
-    e->logits = carve(c, (size_t)e->info.max_rows * e->info.n_vocab, f);
+    e->logits = td__ce_helps(e) ? NULL : carve(c, (size_t)e->info.max_rows * e->info.n_vocab, f);
     e->part_m = carve(c, parts, f);
     e->part_l = carve(c, parts, f);
     e->part_o = carve(c, parts * e->dim, f);
@@ -280,8 +330,12 @@ static td_err make_buffers(struct td__ce *e)
         return TD_ERR_NO_MEMORY;
     }
     carve_all(e, &c);
-    e->pool = td__ce_alloc(e, (size_t)e->info.n_blocks * e->info.layout.block_bytes);
-    return e->pool != NULL ? TD_OK : TD_ERR_NO_MEMORY;
+    e->pool = td__ce_alloc(e, (size_t)e->info.n_blocks * e->info.n_layers * 2 * e->pool_heads *
+                                  e->head_bytes);
+    if (e->pool == NULL) {
+        return TD_ERR_NO_MEMORY;
+    }
+    return e->ranks != NULL ? td__ce_ranks_buffers(e) : TD_OK;
 }
 
 static void describe(struct td__ce *e, const struct td_cpu_engine_params *p)
@@ -386,6 +440,9 @@ static void ce_destroy(struct td_engine *base)
     }
     struct td__ce *e = of(base);
     atomic_store(&e->stop, true);
+    if (td__ce_helps(e)) { /* may wait for rank 0's next step, which nothing else ends */
+        e->ranks->group->ops->stop(e->ranks->group);
+    }
     atomic_fetch_add(&e->kick, 1);
     td_team_wake(&e->kick, &e->kick_sleepers);
     if (e->n_started > 0 && e->n_started < e->team.n) { /* half built: nobody waits for the rest */
@@ -441,11 +498,16 @@ td_err td_cpu_engine_create(const struct td_model *model, const struct td_cpu_en
     td_team_init(&e->team, p->n_threads);
     describe(e, p);
     TD_TRY(td_steps_init(&e->q, &e->info));
-    TD_TRY(td__ce_load(e));
+    TD_TRY(td__ce_load(e, p->ranks));
     TD_TRY(make_buffers(e));
     TD_TRY(start_threads(e));
     TD_LOG(INFO, "cpu engine ready", "numerics=%s isa=%s threads=%u blocks=%u", e->info.numerics,
            ops->name, p->n_threads, p->n_blocks);
+    if (e->ranks != NULL) {
+        TD_LOG(INFO, "cpu engine is one of a group of ranks",
+               "rank=%u ranks=%u kv_heads=%u ffn=%u vocab=%u", e->ranks->rank, e->ranks->n, e->n_kv,
+               e->ffn, e->n_out);
+    }
     *out_engine = &TD_STEAL(e)->base;
     return TD_OK;
 }

@@ -16,10 +16,8 @@ static uint32_t tile_positions(const struct td__ce *e)
 void *td__ce_kv(const struct td__ce *e, td_block_id block, uint32_t layer, uint32_t head,
                 uint32_t which)
 {
-    const struct td_kv_layout *l = &e->info.layout;
-    size_t head_bytes = (size_t)e->dim * TK_BLOCK_TOK * (e->f32 ? 4 : 2);
-    return e->pool + (size_t)block * l->block_bytes + (size_t)layer * l->slice_bytes +
-           ((size_t)which * e->n_kv + head) * head_bytes;
+    size_t slice = (size_t)block * e->info.n_layers + layer;
+    return e->pool + ((slice * 2 + which) * e->pool_heads + head) * e->head_bytes;
 }
 
 static bool is_split(const struct td__ce *e, const struct td_step_row *row)

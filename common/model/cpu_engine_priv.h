@@ -54,6 +54,8 @@ struct td__ce_task_span {
     uint32_t chunk0, n_chunks;    /* split rows: the chunks that their window touches */
 };
 
+struct td__ce_ranks; /* cpu_engine_ranks.h */
+
 struct td__ce {
     struct td_engine base;
     uint32_t magic;
@@ -61,7 +63,9 @@ struct td__ce {
     const struct tk_ops *ops;
     struct td_engine_info info;
     bool f32;
-    uint32_t embd, ffn, n_heads, n_kv, dim, group, rope_dim;
+    uint32_t embd, dim, group, rope_dim;
+    /* what this engine computes: the whole model, or a rank's share (the activations act_* are whole) */
+    uint32_t ffn, n_heads, n_kv, n_out; /* n_out: columns of the LM head */
     uint32_t q_width, kv_width, qkv_width;
     uint32_t window; /* 0: none */
 
@@ -69,15 +73,17 @@ struct td__ce {
     struct tk_packed output;
     struct tk_weight embedding; /* rows of the mapped file */
     const float *output_norm;
-    float *rope;   /* [max_model_len][rope_dim / 2][2] */
-    uint8_t *pool; /* [n_blocks][block_bytes] */
+    float *rope;         /* [max_model_len][rope_dim / 2][2] */
+    uint8_t *pool;       /* [n_blocks][n_layers][K, V][pool_heads][head_bytes] */
+    uint32_t pool_heads; /* KV heads of the pool: the model's, or a helping rank's own */
+    size_t head_bytes;   /* of one head's K or V in a block */
 
     /* activations of the running step */
     float *x;   /* [max_tokens][embd] residual stream */
     float *qkv; /* [max_tokens][qkv_width] */
     float *att; /* [max_tokens][q_width] */
     struct tk_act act_embd, act_att, act_ffn, act_head;
-    float *logits;                   /* [max_rows][n_vocab] */
+    float *logits;                   /* [max_rows][n_vocab]; NULL at a helping rank */
     float *part_m, *part_l, *part_o; /* chunk results of split decode rows */
     struct td__ce_task_span *spans;  /* [max_rows] */
     uint32_t n_spans, n_attn_tasks;
@@ -92,6 +98,8 @@ struct td__ce {
     uint32_t *tok_row;     /* [max_tokens] */
     uint32_t *sample_rows; /* [max_rows] rows that sample */
     uint32_t n_sample;
+    bool every_logit;           /* the LM head for every token: a tool's step */
+    struct td__ce_ranks *ranks; /* NULL: this engine computes alone */
 
     atomic_uint kick; /* futex word of the engine thread: grows with submit and stop */
     atomic_uint kick_sleepers;
@@ -110,8 +118,12 @@ struct td__ce {
 /* Zeroed memory that lives as long as the engine; NULL when out of memory. Big ones are mapped. */
 void *td__ce_alloc(struct td__ce *e, size_t bytes);
 
-/* cpu_engine_weights.c: packs every matrix; sets the dimensions of e. */
-td_err td__ce_load(struct td__ce *e) TD_MUST_CHECK;
+/* Lists the tokens and the sampling rows of a checked step, closes the gaps of rows that are not live, plans the
+ * attention. */
+void td__ce_lay_out(struct td__ce *e, struct td_step *s);
+
+/* cpu_engine_weights.c: packs every matrix, or this rank's columns of it; sets the dimensions of e. */
+td_err td__ce_load(struct td__ce *e, struct td_ranks *group) TD_MUST_CHECK;
 
 /* cpu_engine_run.c: one member's part of the running step. */
 void td__ce_run(struct td__ce *e, uint32_t member);

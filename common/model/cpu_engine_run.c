@@ -2,7 +2,8 @@
  *
  * Design: a phase is a list of items and ends in a barrier; what follows per token (norms, rope,
  * quantising) runs inside that barrier when the step has one or two tokens, else as a phase of its
- * own. Members keep the same order of phases, so a pass needs no other signal. */
+ * own. Members keep the same order of phases, so a pass needs no other signal. In a group of ranks the barrier also
+ * holds the trade with the others, and what a trade brought is unpacked per token behind it. */
 #define TD_LOG_ROOM "model"
 #include <inttypes.h>
 #include <string.h>
@@ -11,7 +12,7 @@
 #include "common/base/clock.h"
 #include "common/base/fault.h"
 #include "common/base/log.h"
-#include "common/model/cpu_engine_priv.h"
+#include "common/model/cpu_engine_ranks.h"
 
 #define TOKENS_PER_ITEM 8
 #define SHARES          UINT32_MAX   /* one item a member */
@@ -40,7 +41,13 @@ struct pass {
     bool add;
     token_fn then;
     uint32_t n_then;
+    bool opens;   /* this layer's attention begins after the phase */
     bool publish; /* this layer's K and V are complete after the phase */
+    /* in a group: what is traded after the phase, and what is done with it per token or row */
+    enum td__ce_trade_kind trade;
+    token_fn after;
+    float *logits;   /* rank 0: of the LM head's rows */
+    uint32_t slice0; /* of the landed slices that are traded */
 };
 
 static void put_act(const struct td__ce *e, const struct tk_act *a, uint32_t row, const float *src,
@@ -56,7 +63,9 @@ static void put_act(const struct td__ce *e, const struct tk_act *a, uint32_t row
 static void publish_layer(struct pass *p)
 {
     struct td__ce *e = p->e;
-    e->layer = p->layer;
+    if (td__ce_helps(e) || td__ce_over(e)) {
+        return;
+    }
     td_steps_layer(&e->q, p->s, p->layer + 1);
     if (p->s->push_layers) {
         TD_LOG(DEBUG, "layer final", "ticket=%" PRIu64 " layer=%u at_us=%" PRId64, p->s->ticket,
@@ -65,12 +74,31 @@ static void publish_layer(struct pass *p)
     TD_FAULT_DELAY(STEP_LAYER_PAUSE);
 }
 
-static void finish_phase(void *arg)
+static void end_phase(void *arg)
 {
     struct pass *p = arg;
+    if (p->opens) {
+        p->e->layer = p->layer;
+    }
     if (p->publish) {
         publish_layer(p);
     }
+}
+
+/* The serial piece that ends a phase. What a trade brought for many tokens is left to a phase of its own. */
+static void finish_phase(void *arg)
+{
+    struct pass *p = arg;
+    if (p->trade != TD__CE_NO_TRADE) {
+        td__ce_trade(p->e, p->trade, p->rows);
+        if (p->after != NULL && p->rows > TD__CE_SERIAL_TOK) {
+            return;
+        }
+        for (uint32_t t = 0; p->after != NULL && t < p->rows; t++) {
+            p->after(p, t);
+        }
+    }
+    end_phase(arg);
 }
 
 static void then_all(void *arg)
@@ -90,6 +118,11 @@ static void then_some(void *arg, uint32_t member, uint32_t item)
     for (; t < end; t++) {
         p->then(p, t);
     }
+}
+
+static uint32_t token_items(uint32_t n_tok)
+{
+    return (n_tok + TOKENS_PER_ITEM - 1) / TOKENS_PER_ITEM;
 }
 
 /* Items of a phase up to a barrier: taken one by one, or one share a member (n_items SHARES). */
@@ -118,10 +151,15 @@ static void run_phase(struct pass *p, uint32_t n_items, td_team_item_fn item, to
         if (n_items > 0) {
             run_items(p, n_items, item, NULL);
         }
-        td_team_run(team, p->member, (n_then + TOKENS_PER_ITEM - 1) / TOKENS_PER_ITEM, then_some,
-                    finish_phase, p);
+        td_team_run(team, p->member, token_items(n_then), then_some, finish_phase, p);
     }
-    p->publish = false;
+    if (p->trade != TD__CE_NO_TRADE && p->after != NULL && p->rows > TD__CE_SERIAL_TOK) {
+        p->then = p->after;
+        p->n_then = p->rows;
+        td_team_run(team, p->member, token_items(p->rows), then_some, end_phase, p);
+    }
+    p->opens = p->publish = false;
+    p->trade = TD__CE_NO_TRADE;
 }
 
 static void gemm_tiles(struct pass *p, const struct part *part, uint32_t tile, uint32_t n)
@@ -270,6 +308,9 @@ static void rope_token(struct pass *p, uint32_t t)
             tk_kv_write_bf16(k + h * e->dim, v + h * e->dim, e->dim, slot, kb, vb);
         }
     }
+    if (td__ce_helps(e)) {
+        td__ce_lay_kv(e, p->layer, p->rows, t);
+    }
 }
 
 static void attn_item(void *arg, uint32_t member, uint32_t item)
@@ -280,8 +321,26 @@ static void attn_item(void *arg, uint32_t member, uint32_t item)
 static void collect_token(struct pass *p, uint32_t t)
 {
     struct td__ce *e = p->e;
+    const float *att = e->att + (size_t)t * e->q_width;
     td__ce_attn_collect(e, p->member, t);
-    put_act(e, &e->act_att, t, e->att + (size_t)t * e->q_width, e->q_width, 0);
+    if (e->ranks == NULL) {
+        put_act(e, &e->act_att, t, att, e->q_width, 0);
+    } else {
+        td__ce_lay_blocks(e, TD__CE_TRADE_ATT, p->rows, t, 0, att, e->q_width);
+    }
+}
+
+static void take_att_token(struct pass *p, uint32_t t)
+{
+    td__ce_take_blocks(p->e, TD__CE_TRADE_ATT, p->rows, t);
+    if (!td__ce_helps(p->e)) {
+        td__ce_take_kv(p->e, p->layer, p->rows, t);
+    }
+}
+
+static void take_ffn_token(struct pass *p, uint32_t t)
+{
+    td__ce_take_blocks(p->e, TD__CE_TRADE_FFN, p->rows, t);
 }
 
 static void ffn_norm_token(struct pass *p, uint32_t t)
@@ -289,9 +348,27 @@ static void ffn_norm_token(struct pass *p, uint32_t t)
     norm_into(p, &p->e->act_embd, t, t, p->e->layers[p->layer].ffn_norm);
 }
 
+/* After the last layer only the sampling rows are normalised: head_norm_row(). */
 static void next_norm_token(struct pass *p, uint32_t t)
 {
     norm_into(p, &p->e->act_embd, t, t, p->e->layers[p->layer + 1].attn_norm);
+}
+
+static void add_columns_token(struct pass *p, uint32_t t)
+{
+    td__ce_add_columns(p->e, p->rows, t);
+}
+
+static void add_and_ffn_norm_token(struct pass *p, uint32_t t)
+{
+    add_columns_token(p, t);
+    ffn_norm_token(p, t);
+}
+
+static void add_and_next_norm_token(struct pass *p, uint32_t t)
+{
+    add_columns_token(p, t);
+    next_norm_token(p, t);
 }
 
 /* 32 columns of gate and up, and what they become, for all rows. */
@@ -315,7 +392,12 @@ static void gate_item(void *arg, uint32_t member, uint32_t item)
         e->ops->gemm(&g, item * 2, 2);
         e->ops->swiglu(p->me->gate, p->me->up, n * TK_QK, p->me->gate);
         for (uint32_t r = 0; r < n; r++) {
-            put_act(e, &e->act_ffn, row + r, p->me->gate + (size_t)r * TK_QK, TK_QK, item);
+            const float *v = p->me->gate + (size_t)r * TK_QK;
+            if (e->ranks == NULL) {
+                put_act(e, &e->act_ffn, row + r, v, TK_QK, item);
+            } else {
+                td__ce_lay_blocks(e, TD__CE_TRADE_FFN, p->rows, row + r, item, v, TK_QK);
+            }
         }
     }
 }
@@ -340,31 +422,61 @@ static void set_gemm(struct pass *p, const struct tk_act *a, const struct tk_pac
     p->add = add;
 }
 
+/* Adds a product to the residual stream, then `then`; a rank computes its columns of it, and adds what all have when
+ * they have been traded. */
+static void run_residual(struct pass *p, const struct tk_act *a, const struct tk_packed *w,
+                         token_fn then, token_fn add_and_then)
+{
+    struct td__ce *e = p->e;
+    if (e->ranks == NULL) {
+        set_gemm(p, a, w, e->x, e->embd, true);
+        run_gemm(p, then, p->rows);
+        return;
+    }
+    set_gemm(p, a, w, td__ce_own_columns(e, TD__CE_TRADE_COLUMNS, p->rows), w->n, false);
+    p->trade = TD__CE_TRADE_COLUMNS;
+    p->after = add_and_then;
+    run_gemm(p, NULL, 0);
+}
+
+/* What the members made by `then` or the phase's items goes to the other ranks. */
+static void trade_after(struct pass *p, enum td__ce_trade_kind kind, token_fn take)
+{
+    if (p->e->ranks != NULL) {
+        p->trade = kind;
+        p->after = take;
+    }
+}
+
 static void run_layer(struct pass *p)
 {
     struct td__ce *e = p->e;
     const struct td__ce_layer *l = &e->layers[p->layer];
     uint32_t n = p->s->n_tok;
+    bool last = p->layer + 1 == e->info.n_layers;
     set_gemm(p, &e->act_embd, &l->q, e->qkv, e->qkv_width, false);
     p->parts[1] = (struct part){&l->k, e->qkv + e->q_width};
     p->parts[2] = (struct part){&l->v, e->qkv + e->q_width + e->kv_width};
     p->n_parts = 3;
-    p->publish = true;
+    p->opens = true;
+    p->publish = e->ranks == NULL;
     p->next = &l->o;
     run_gemm(p, rope_token, n);
+    trade_after(p, TD__CE_TRADE_ATT, take_att_token);
+    p->publish = e->ranks != NULL; /* only now rank 0's pool has all heads */
     run_phase(p, e->n_attn_tasks, attn_item, collect_token, n);
-    set_gemm(p, &e->act_att, &l->o, e->x, e->embd, true);
     p->next = &l->gate;
-    run_gemm(p, ffn_norm_token, n);
+    run_residual(p, &e->act_att, &l->o, ffn_norm_token, add_and_ffn_norm_token);
     p->next = &l->down;
+    trade_after(p, TD__CE_TRADE_FFN, take_ffn_token);
     if (n <= TD__CE_SHARE_TOK) {
         run_phase(p, SHARES, gate_share, NULL, 0);
     } else {
         run_phase(p, e->ffn / TK_QK, gate_item, NULL, 0);
     }
-    set_gemm(p, &e->act_ffn, &l->down, e->x, e->embd, true);
-    p->next = p->layer + 1 < e->info.n_layers ? &l[1].q : &e->output;
-    run_gemm(p, p->layer + 1 < e->info.n_layers ? next_norm_token : NULL, n);
+    p->next = last ? &e->output : &l[1].q;
+    run_residual(p, &e->act_ffn, &l->down, last ? NULL : next_norm_token,
+                 last ? add_columns_token : add_and_next_norm_token);
 }
 
 /* Row i of the LM head's input: a sampling row's last token, or token head0 + i. */
@@ -372,7 +484,7 @@ static void head_norm_row(struct pass *p, uint32_t i)
 {
     struct td__ce *e = p->e;
     uint32_t t = p->head0 + i;
-    if (p->s->all_logits == NULL) {
+    if (!e->every_logit) {
         const struct td_step_row *row = &p->s->rows[p->e->sample_rows[i]];
         t = row->token0 + row->n - 1;
     }
@@ -391,34 +503,90 @@ static void sample_item(void *arg, uint32_t member, uint32_t item)
                   row->pos + row->n, row->want, &p->s->results[r]);
 }
 
+static void take_logits_row(struct pass *p, uint32_t i)
+{
+    td__ce_take_logits(p->e, p->rows, i, p->logits);
+}
+
+/* logits: [n][n_vocab], rank 0's and a single engine's; the others' columns travel to it. */
 static void run_head(struct pass *p, uint32_t head0, uint32_t n, float *logits)
 {
     struct td__ce *e = p->e;
+    bool helps = td__ce_helps(e);
     p->head0 = head0;
     run_phase(p, 0, NULL, head_norm_row, n);
-    set_gemm(p, &e->act_head, &e->output, logits, e->info.n_vocab, false);
     p->rows = n;
+    p->logits = logits;
+    set_gemm(p, &e->act_head, &e->output,
+             helps ? td__ce_own_columns(e, TD__CE_TRADE_LOGITS, n) : logits,
+             helps ? e->n_out : e->info.n_vocab, false);
     p->next = NULL;
+    trade_after(p, TD__CE_TRADE_LOGITS, helps ? NULL : take_logits_row);
     run_gemm(p, NULL, 0);
+}
+
+static void lay_slice_item(void *arg, uint32_t member, uint32_t item)
+{
+    struct pass *p = arg;
+    td__ce_lay_slice(p->e, p->rows, p->slice0, item);
+}
+
+static void take_slice_item(void *arg, uint32_t member, uint32_t item)
+{
+    struct pass *p = arg;
+    td__ce_take_slice(p->e, p->rows, p->slice0, item);
+}
+
+/* KV that came into rank 0's pool from outside goes to the ranks, before anybody reads it. */
+static void run_landed(struct pass *p)
+{
+    struct td__ce *e = p->e;
+    bool helps = td__ce_helps(e);
+    uint32_t total = e->ranks->n_landed * e->info.n_layers;
+    for (p->slice0 = 0; p->slice0 < total && !td__ce_over(e); p->slice0 += p->rows) {
+        uint32_t left = total - p->slice0, most = e->ranks->slices_per_trade;
+        p->rows = left < most ? left : most;
+        trade_after(p, TD__CE_TRADE_LANDED, NULL);
+        run_phase(p, helps ? 0 : p->rows, lay_slice_item, NULL, 0);
+        if (helps) {
+            run_phase(p, p->rows, take_slice_item, NULL, 0);
+        }
+    }
+    p->rows = p->s->n_tok;
+}
+
+static void run_layers(struct pass *p)
+{
+    for (p->layer = 0; p->layer < p->e->info.n_layers && !td__ce_over(p->e); p->layer++) {
+        run_layer(p);
+    }
 }
 
 void td__ce_run(struct td__ce *e, uint32_t member)
 {
     struct td_step *s = e->running;
     /* Read here: after the last barrier of this step the leader may prepare the next one. */
-    uint32_t n_sample = e->n_sample;
+    uint32_t n_sample = e->n_sample, n_tok = s->n_tok;
+    bool every_logit = e->every_logit;
     struct pass p = {.e = e, .s = s, .me = &e->members[member], .member = member, .rows = s->n_tok};
-    run_phase(&p, 0, NULL, embed_token, s->n_tok);
-    for (p.layer = 0; p.layer < e->info.n_layers; p.layer++) {
-        run_layer(&p);
+    if (e->ranks != NULL) {
+        run_landed(&p);
     }
-    if (s->all_logits != NULL) {
-        for (uint32_t t = 0; t < s->n_tok; t += e->info.max_rows) {
-            uint32_t n = s->n_tok - t < e->info.max_rows ? s->n_tok - t : e->info.max_rows;
-            run_head(&p, t, n, s->all_logits + (size_t)t * e->info.n_vocab);
+    run_phase(&p, 0, NULL, embed_token, s->n_tok);
+    run_layers(&p);
+    if (td__ce_over(e)) {
+        return;
+    }
+    if (every_logit) {
+        for (uint32_t t = 0; t < n_tok; t += e->info.max_rows) {
+            uint32_t n = n_tok - t < e->info.max_rows ? n_tok - t : e->info.max_rows;
+            run_head(&p, t, n,
+                     td__ce_helps(e) ? NULL : s->all_logits + (size_t)t * e->info.n_vocab);
         }
     } else if (n_sample > 0) {
         run_head(&p, 0, n_sample, e->logits);
-        run_phase(&p, n_sample, sample_item, NULL, 0);
+        if (!td__ce_helps(e) && !td__ce_over(e)) {
+            run_phase(&p, n_sample, sample_item, NULL, 0);
+        }
     }
 }

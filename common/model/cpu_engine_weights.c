@@ -1,9 +1,10 @@
 /* cpu_engine_weights.c - from the model's mapped tensors to packed tiles. */
 #include <string.h>
 
+#include "common/base/assert.h"
 #define TD_LOG_ROOM "model"
 #include "common/base/log.h"
-#include "common/model/cpu_engine_priv.h"
+#include "common/model/cpu_engine_ranks.h"
 #include "common/model/rope.h"
 
 _Static_assert((int)TK_W_Q4_1 == (int)TD_DTYPE_Q4_1 && (int)TK_W_Q6_K == (int)TD_DTYPE_Q6_K &&
@@ -14,6 +15,33 @@ static struct tk_weight weight_of(const struct td_weight *w)
 {
     return (struct tk_weight){(enum tk_wtype)w->dtype, w->rows, w->cols, w->data,
                               (size_t)w->row_bytes};
+}
+
+/* Which outputs of a matrix this engine computes: all of them alone, a range as a rank. */
+struct share {
+    uint32_t from, n;
+};
+struct shares {
+    struct share kv_heads, embd, ffn, vocab;
+};
+
+static struct share share_of(const struct td__ce_ranks *r, const struct td__ce_cut *cut,
+                             uint32_t unit)
+{
+    uint32_t from = cut->from[r->rank], to = cut->from[r->rank + 1];
+    return (struct share){from * unit, (to - from) * unit};
+}
+
+static struct shares shares_of(const struct td__ce *e)
+{
+    const struct td_hparams *hp = &e->model->hp;
+    const struct td__ce_ranks *r = e->ranks;
+    if (r == NULL) {
+        return (struct shares){
+            {0, hp->n_kv_heads}, {0, hp->n_embd}, {0, hp->n_ffn}, {0, hp->n_vocab}};
+    }
+    return (struct shares){share_of(r, &r->heads, 1), share_of(r, &r->embd, 1),
+                           share_of(r, &r->ffn, TK_QK), share_of(r, &r->vocab, 1)};
 }
 
 /* Where packed matrices go: first without a base, to plan and add up, then with one, to pack. */
@@ -33,10 +61,15 @@ static td_err refuse(const struct td_weight *w, td_err err)
     return err;
 }
 
-static td_err pack(const struct td__ce *e, const struct td_weight *w, struct arena *a,
-                   struct tk_packed *out)
+static td_err pack(const struct td__ce *e, const struct td_weight *w, struct share share,
+                   struct arena *a, struct tk_packed *out)
 {
     struct tk_weight src = weight_of(w);
+    TD_INSIST(share.from <= src.n && share.n <= src.n - share.from);
+    if (w->data != NULL) {
+        src.data = (const uint8_t *)w->data + share.from * src.row_bytes;
+        src.n = share.n;
+    }
     if (a->base == NULL) {
         td_err err = w->data == NULL ? TD_ERR_FILE_UNSUPPORTED : tk_pack_plan(&src, e->f32, out);
         if (err != TD_OK) {
@@ -50,27 +83,34 @@ static td_err pack(const struct td__ce *e, const struct td_weight *w, struct are
     return TD_OK;
 }
 
-static td_err pack_all(struct td__ce *e, struct arena *a)
+static const float *from_element(const float *v, uint32_t from)
 {
+    return v != NULL ? v + from : NULL;
+}
+
+static td_err pack_all(struct td__ce *e, const struct shares *s, struct arena *a)
+{
+    struct share kv = {s->kv_heads.from * e->dim, e->kv_width};
+    struct share q = {kv.from * e->group, e->q_width};
     for (uint32_t i = 0; i < e->info.n_layers; i++) {
         const struct td_layer *in = &e->model->layers[i];
         struct td__ce_layer *out = &e->layers[i];
         out->attn_norm = in->attn_norm.data;
         out->ffn_norm = in->ffn_norm.data;
-        out->q_bias = in->q_bias.data;
-        out->k_bias = in->k_bias.data;
-        out->v_bias = in->v_bias.data;
+        out->q_bias = from_element(in->q_bias.data, q.from);
+        out->k_bias = from_element(in->k_bias.data, kv.from);
+        out->v_bias = from_element(in->v_bias.data, kv.from);
         out->q_norm = in->q_norm.data;
         out->k_norm = in->k_norm.data;
-        TD_TRY(pack(e, &in->wq, a, &out->q));
-        TD_TRY(pack(e, &in->wk, a, &out->k));
-        TD_TRY(pack(e, &in->wv, a, &out->v));
-        TD_TRY(pack(e, &in->wo, a, &out->o));
-        TD_TRY(pack(e, &in->gate, a, &out->gate));
-        TD_TRY(pack(e, &in->up, a, &out->up));
-        TD_TRY(pack(e, &in->down, a, &out->down));
+        TD_TRY(pack(e, &in->wq, q, a, &out->q));
+        TD_TRY(pack(e, &in->wk, kv, a, &out->k));
+        TD_TRY(pack(e, &in->wv, kv, a, &out->v));
+        TD_TRY(pack(e, &in->wo, s->embd, a, &out->o));
+        TD_TRY(pack(e, &in->gate, s->ffn, a, &out->gate));
+        TD_TRY(pack(e, &in->up, s->ffn, a, &out->up));
+        TD_TRY(pack(e, &in->down, s->embd, a, &out->down));
     }
-    return pack(e, &e->model->output, a, &e->output);
+    return pack(e, &e->model->output, s->vocab, a, &e->output);
 }
 
 static td_err check_shape(const struct td_hparams *hp)
@@ -105,22 +145,35 @@ static td_err make_rope(struct td__ce *e)
     return TD_OK;
 }
 
-td_err td__ce_load(struct td__ce *e)
+static void set_dimensions(struct td__ce *e, const struct shares *s)
 {
-    const struct td_model *m = e->model;
-    const struct td_hparams *hp = &m->hp;
-    TD_TRY(check_shape(hp));
+    const struct td_hparams *hp = &e->model->hp;
     e->embd = hp->n_embd;
-    e->ffn = hp->n_ffn;
-    e->n_heads = hp->n_heads;
-    e->n_kv = hp->n_kv_heads;
     e->dim = hp->head_dim;
     e->group = hp->n_heads / hp->n_kv_heads;
     e->rope_dim = hp->rope_dim;
     e->window = hp->window;
+    e->ffn = s->ffn.n;
+    e->n_kv = s->kv_heads.n;
+    e->n_heads = e->n_kv * e->group;
+    e->n_out = s->vocab.n;
     e->q_width = e->n_heads * e->dim;
     e->kv_width = e->n_kv * e->dim;
     e->qkv_width = e->q_width + 2 * e->kv_width;
+    e->pool_heads = td__ce_helps(e) ? e->n_kv : hp->n_kv_heads;
+    e->head_bytes = (size_t)e->dim * TK_BLOCK_TOK * (e->f32 ? 4 : 2);
+}
+
+td_err td__ce_load(struct td__ce *e, struct td_ranks *group)
+{
+    const struct td_model *m = e->model;
+    const struct td_hparams *hp = &m->hp;
+    TD_TRY(check_shape(hp));
+    if (group != NULL) {
+        TD_TRY(td__ce_ranks_make(e, group));
+    }
+    struct shares s = shares_of(e);
+    set_dimensions(e, &s);
     e->output_norm = m->output_norm.data;
     e->embedding = weight_of(&m->token_embd);
     e->layers = td__ce_alloc(e, hp->n_layers * sizeof *e->layers);
@@ -128,12 +181,12 @@ td_err td__ce_load(struct td__ce *e)
         return TD_ERR_NO_MEMORY;
     }
     struct arena a = {NULL, 0};
-    TD_TRY(pack_all(e, &a));
+    TD_TRY(pack_all(e, &s, &a));
     a = (struct arena){td__ce_alloc(e, a.at), 0};
     if (a.base == NULL) {
         return TD_ERR_NO_MEMORY;
     }
-    TD_TRY(pack_all(e, &a));
+    TD_TRY(pack_all(e, &s, &a));
     struct tk_packed unused;
     TD_TRY(tk_pack_plan(&e->embedding, true, &unused));
     return make_rope(e);
