@@ -69,7 +69,8 @@ static ucs_log_func_rc_t on_ucx_line(const char *file, unsigned line, const char
     char text[UCX_TEXT];
     char quoted[UCX_TEXT * 2];
     if (level > UCS_LOG_LEVEL_WARN || quiet ||
-        strcmp(function, "ucp_warn_unused_uct_config") == 0) { /* UCX_TLS left that transport out */
+        strcmp(function, "ucp_warn_unused_uct_config") == 0 || /* UCX_TLS left that transport out */
+        strcmp(function, "ucp_tag_match_cleanup") == 0) {      /* of a group that is over, unread */
         return UCS_LOG_FUNC_RC_STOP;
     }
 #pragma GCC diagnostic push
@@ -285,7 +286,7 @@ static td_err open_context(const struct td_ucx_params *p, ucp_context_h *out)
     ucp_config_t *cfg = NULL;
     ucp_params_t params = {
         .field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_NAME,
-        .features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP,
+        .features = (p->tags ? UCP_FEATURE_TAG : UCP_FEATURE_AM) | UCP_FEATURE_WAKEUP,
         .name = "tandem",
     };
     TD_UCX("ucp_config_read", ucp_config_read(NULL, NULL, &cfg));
@@ -301,20 +302,28 @@ static td_err open_context(const struct td_ucx_params *p, ucp_context_h *out)
     return e;
 }
 
-static td_err open_worker(struct td_ucx *u)
+static td_err check_header(ucp_worker_h worker)
 {
-    ucp_worker_params_t params = {
-        .field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE | UCP_WORKER_PARAM_FIELD_EVENTS,
-        .thread_mode = UCS_THREAD_MODE_SINGLE,
-        .events = UCP_WAKEUP_RX | UCP_WAKEUP_TX,
-    };
     ucp_worker_attr_t attr = {.field_mask = UCP_WORKER_ATTR_FIELD_MAX_AM_HEADER};
-    TD_UCX("ucp_worker_create", ucp_worker_create(u->context, &params, &u->worker));
-    TD_UCX("ucp_worker_query", ucp_worker_query(u->worker, &attr));
+    TD_UCX("ucp_worker_query", ucp_worker_query(worker, &attr));
     if (attr.max_am_header < TD_UCX_AM_HEADER) {
         TD_LOG(ERROR, "the transport cannot carry a slice header", "max=%zu need=%d",
                attr.max_am_header, TD_UCX_AM_HEADER);
         return TD_ERR_TRANSPORT;
+    }
+    return TD_OK;
+}
+
+static td_err open_worker(const struct td_ucx_params *p, struct td_ucx *u)
+{
+    ucp_worker_params_t params = {
+        .field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE | UCP_WORKER_PARAM_FIELD_EVENTS,
+        .thread_mode = p->tags ? UCS_THREAD_MODE_SERIALIZED : UCS_THREAD_MODE_SINGLE,
+        .events = UCP_WAKEUP_RX | UCP_WAKEUP_TX,
+    };
+    TD_UCX("ucp_worker_create", ucp_worker_create(u->context, &params, &u->worker));
+    if (!p->tags) {
+        TD_TRY(check_header(u->worker));
     }
     TD_UCX("ucp_worker_get_efd", ucp_worker_get_efd(u->worker, &u->event_fd));
     return TD_OK;
@@ -402,7 +411,7 @@ static td_err register_pool(struct td_ucx *u, const struct td_ucx_params *p)
 static td_err open_all(const struct td_ucx_params *p, struct td_ucx *u)
 {
     TD_TRY(open_context(p, &u->context));
-    TD_TRY(open_worker(u));
+    TD_TRY(open_worker(p, u));
     TD_TRY(register_pool(u, p));
     find_place(&u->place, p->probe);
     return wrap_address(u);

@@ -3,8 +3,9 @@
  *
  * What: opens a context and one worker with the settings that design.md 3 and performance.md 4.2
  * ask for, wraps the worker's address so that garbage is refused before UCX parses it, names the
- * transport of an endpoint. Not: peers, messages, threads (xfer.c). Owner: xfer.c. Thread:
- * td_ucx_open on the creating thread; afterwards the worker belongs to the transfer thread alone.
+ * transport of an endpoint. Not: peers, messages, threads (xfer.c, ranks_ucx.c). Owner: these.
+ * Thread: td_ucx_open on the creating thread; afterwards the worker belongs to the transfer thread alone, or, with
+ * `tags`, to whoever makes a group's call.
  * Bounds: an address is at most TD_UCX_MAX_ADDRESS bytes. Failure: logged here with UCX's own text,
  * then returned.
  */
@@ -30,6 +31,8 @@ struct td_ucx_params {
     void *pool; /* registered once; NULL: nothing to register */
     size_t pool_bytes;
     const void *probe; /* told to peers in our address: what td_ucx_place names */
+    /* For ranks.h: tag messages instead of active ones, and a worker that may pass from thread to thread. */
+    bool tags;
 };
 
 /* Where the process behind an address is: what a peer needs to read its memory (cma). */
