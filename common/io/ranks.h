@@ -52,15 +52,20 @@ struct td_rank_params {
 };
 
 /* Blocks until the group stands: progress is logged every 10 s (who is missing). SIGTERM or SIGINT, held back by
- * td_signals_hold, end the waiting: TD_ERR_CANCELLED. TD_ERR_STALLED after join_us; TD_ERR_CONFIG, TD_ERR_ADDRESS for
- * parameters; TD_ERR_PEER_AUTH, TD_ERR_PEER_MODEL, TD_ERR_PEER_VERSION at a rank > 0 that rank 0 refused (it ends; rank 0
- * goes on waiting for the right one). */
+ * td_signals_hold, end the waiting (not a name server's): TD_ERR_CANCELLED. TD_ERR_STALLED after join_us; TD_ERR_CONFIG,
+ * TD_ERR_ADDRESS for parameters; at a rank > 0 that rank 0 refused TD_ERR_PEER_AUTH, TD_ERR_PEER_VERSION,
+ * TD_ERR_PEER_MODEL (model_id, numerics_id) or TD_ERR_CONFIG (group size, rank, a place that is taken, the other terms):
+ * it ends, rank 0 goes on waiting for the right one. TD_ERR_PEER_LOST: a rank died once all were there. UCX runs
+ * from here on: do not fork. */
 td_err td_ranks_join(const struct td_rank_params *p, struct td_ranks **out_ranks) TD_MUST_CHECK;
-/* The engine must be gone. NULL is fine. */
+/* The engine must be gone. Flushes what was told last and waits, 3 s at most, for the others to leave too, unless the
+ * group has failed. NULL is fine. */
 struct td_ranks *td_ranks_destroy(struct td_ranks *r);
 
 /* Readable when a rank's connection has closed or said anything: then td_ranks_check says whether the group is over
- * (TD_ERR_PEER_LOST, logged once with the rank's name) and stops it, so that a waiting engine returns. */
+ * (TD_ERR_PEER_LOST, logged once with the rank's name, told to the other ranks) and stops it, so that a waiting engine
+ * returns. At a rank > 0 rank 0's leaving in peace is no loss: TD_OK, and the engine hears the goodbye that rank 0 told
+ * before (or loses rank 0 a second later). */
 int td_ranks_watch_fd(const struct td_ranks *r);
 td_err td_ranks_check(struct td_ranks *r);
 
