@@ -338,6 +338,17 @@ static td_err make_buffers(struct td__ce *e)
     return e->ranks != NULL ? td__ce_ranks_buffers(e) : TD_OK;
 }
 
+static const char *numerics_of(bool f32)
+{
+    return f32 ? NUMERICS_F32 : NUMERICS_INT8;
+}
+
+uint64_t td_cpu_engine_numerics_id(const char *numerics)
+{
+    bool f32 = strcmp(numerics, "f32") == 0;
+    return f32 || strcmp(numerics, "int8") == 0 ? td_numerics_id(numerics_of(f32)) : 0;
+}
+
 static void describe(struct td__ce *e, const struct td_cpu_engine_params *p)
 {
     const struct td_hparams *hp = &e->model->hp;
@@ -350,7 +361,7 @@ static void describe(struct td__ce *e, const struct td_cpu_engine_params *p)
     i->max_rows = p->max_rows;
     i->max_tokens = p->max_tokens;
     i->max_slots = p->max_slots;
-    i->numerics = e->f32 ? NUMERICS_F32 : NUMERICS_INT8;
+    i->numerics = numerics_of(e->f32);
     i->numerics_id = td_numerics_id(i->numerics);
     memcpy(i->model_id, e->model->id, sizeof i->model_id);
     uint32_t slice = 2 * hp->n_kv_heads * hp->head_dim * TK_BLOCK_TOK * (e->f32 ? 4 : 2);

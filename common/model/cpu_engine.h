@@ -34,6 +34,9 @@ td_err td_cpu_engine_create(const struct td_model *model, const struct td_cpu_en
  * TD_ERR_AGAIN: it has not. Any thread. */
 td_err td_cpu_engine_farewell(const struct td_engine *e);
 
+/* What an engine of these numerics will say in td_engine_info, before there is one; 0: no such numerics. Any thread. */
+uint64_t td_cpu_engine_numerics_id(const char *numerics);
+
 /* Test and tool hook: logits of every token of one prompt, [n][n_vocab] row major, computed by this engine with the
  * given chunk size, blocks taken from the start of the pool. No step may be in flight. */
 td_err td_cpu_engine_logits(struct td_engine *e, const int32_t *tokens, uint32_t n, uint32_t chunk,

@@ -554,6 +554,9 @@ static void the_info_names_numerics_and_layout(void **state)
     assert_string_equal(ia->numerics, "cpu-int8-v1");
     assert_string_equal(ic->numerics, "cpu-f32-v1");
     assert_true(ia->numerics_id == b->ops->info(b)->numerics_id);
+    assert_true(td_cpu_engine_numerics_id("int8") == ia->numerics_id);
+    assert_true(td_cpu_engine_numerics_id("f32") == ic->numerics_id);
+    assert_true(td_cpu_engine_numerics_id("int4") == 0);
     assert_true(ia->numerics_id != ic->numerics_id);
     assert_int_equal(ia->layout.dtype, TD_KV_BF16);
     assert_int_equal(ic->layout.dtype, TD_KV_F32);
