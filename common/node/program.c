@@ -18,172 +18,12 @@
 #include "common/model/model.h"
 #include "common/node/backend.h"
 #include "common/node/node.h"
+#include "common/node/program_int.h"
 #include "common/node/vllm.h"
-
-struct options {
-    char *model, *name, *cluster_key_file, *listen, *admin_host, *kv_device, *kv_transports,
-        *kv_port_range, *port_file;
-    char *host, *front_admin_host, *api_key_file, *chat_template, *served_name, *numerics;
-    char *otlp_endpoint;
-    double trace_ratio;
-    struct td_str_list served_names;
-    char *tls_cert, *tls_key, *tls_client_ca, *admin_tls_cert, *admin_tls_key, *admin_tls_client_ca;
-    char *engine_host, *engine_key_file, *engine_tls_cert, *engine_tls_key, *engine_tls_client_ca;
-    int64_t admin_port, port, grpc_port, front_admin_port, max_model_len, max_seqs, max_queue,
-        batched_tokens, chunk, steps_in_flight, blocks, threads, device, engine_port;
-    double drain_s, hold_s, time_scale, budget_s, kv_memory_gib, gpu_share;
-    int role, isa, log_level, log_format, backend, cuda_kernels;
-    bool trust_network, kv_checksum, grpc, vllm, deterministic, engine_grpc;
-};
-
-#define OPT(n, t, d, u, lo, hi, ch, cls, h, f)                                                     \
-    {                                                                                              \
-        n, TD_OPT_##t, d, u, lo, hi, ch, TD_OPT_##cls, h, offsetof(struct options, f)              \
-    }
-
-static const struct td_opt opts[] = {
-    OPT("model", STRING, "", "path", 0, 0, NULL, BOOT,
-        "GGUF file or Hugging Face directory to serve", model),
-    OPT("served-model-name", LIST, "", "", 0, 0, NULL, BOOT,
-        "names in metrics and, with --role both, for clients", served_names),
-    OPT("role", ENUM, "default", "", 0, 0, "default|prefill|decode|both", BOOT,
-        "default follows the program; both serves the API alone, without a router", role),
-    OPT("name", STRING, "", "", 0, 0, NULL, BOOT,
-        "of this node, in logs and at the routers; default role and port", name),
-    OPT("cluster-key-file", STRING, "", "path", 0, 0, NULL, BOOT,
-        "lines 'key-id secret' shared with routers", cluster_key_file),
-    OPT("listen", STRING, "tcp://127.0.0.1:8101", "url", 0, 0, NULL, BOOT,
-        "control address; port 0 picks a free one", listen),
-    OPT("admin-host", STRING, "127.0.0.1", "address", 0, 0, NULL, BOOT,
-        "where probes and Prometheus connect", admin_host),
-    OPT("admin-port", INT, "8100", "", 0, 65535, NULL, BOOT,
-        "probes and metrics; 0 picks a free one", admin_port),
-    OPT("admin-tls-cert", STRING, "", "path", 0, 0, NULL, BOOT,
-        "PEM certificate chain for the admin port (with --role both: both), HTTP and gRPC; renewed "
-        "files are noticed, or SIGHUP",
-        admin_tls_cert),
-    OPT("admin-tls-key", STRING, "", "path", 0, 0, NULL, BOOT,
-        "PEM key of --admin-tls-cert, no password", admin_tls_key),
-    OPT("admin-tls-client-ca", STRING, "", "path", 0, 0, NULL, BOOT,
-        "PEM certificates that operators' certificates must come from; probes and the version need "
-        "none; empty: nobody needs one",
-        admin_tls_client_ca),
-    OPT("port-file", STRING, "", "path", 0, 0, NULL, BOOT,
-        "writes 'control URL' and 'admin PORT' there when listening", port_file),
-    OPT("kv-device", STRING, "lo", "", 0, 0, NULL, BOOT,
-        "network device of the data plane (UCX_NET_DEVICES)", kv_device),
-    OPT("kv-transports", STRING, "", "", 0, 0, NULL, BOOT,
-        "UCX transports (UCX_TLS); empty chooses; with cma in the list, slices on one host are "
-        "read "
-        "from the sender's memory",
-        kv_transports),
-    OPT("kv-port-range", STRING, "0", "", 0, 0, NULL, BOOT,
-        "TCP ports of the data plane, first-last; 0: any", kv_port_range),
-    OPT("kv-trust-network", BOOL, "false", "", 0, 0, NULL, BOOT,
-        "allow UCX over TCP beyond loopback: whoever reaches that port can write this process's "
-        "memory",
-        trust_network),
-    OPT("kv-checksum", BOOL, "false", "", 0, 0, NULL, DEBUG, "checksum every slice (tests)",
-        kv_checksum),
-    OPT("max-model-len", INT, "0", "tokens", 0, 16777216, NULL, BOOT,
-        "context limit; 0 is the model's", max_model_len),
-    OPT("max-num-seqs", INT, "64", "", 1, 4096, NULL, BOOT, "requests in the batch at once",
-        max_seqs),
-    OPT("max-queue", INT, "1024", "", 1, 65536, NULL, BOOT, "requests waiting on this node",
-        max_queue),
-    OPT("max-num-batched-tokens", INT, "0", "tokens", 0, 65536, NULL, BOOT,
-        "tokens of one engine step; 0: 512 on processors, 2048 on a GPU", batched_tokens),
-    OPT("prefill-chunk", INT, "0", "tokens", 0, 65536, NULL, BOOT,
-        "prompt tokens of one request in one step; 0: 256 on processors, 1024 on a GPU, and never "
-        "more than a step",
-        chunk),
-    OPT("steps-in-flight", INT, "0", "", 0, TD_ENGINE_MAX_INFLIGHT, NULL, BOOT,
-        "decode steps given to the engine at once: with 2 the next one is planned while one runs; "
-        "0: 1 on processors, 2 on a GPU",
-        steps_in_flight),
-    OPT("backend", ENUM, "cpu", "", 0, 0, "cpu|cuda", BOOT,
-        "what computes: processors, or one NVIDIA GPU (with --role both)", backend),
-    OPT("device", INT, "0", "", 0, 63, NULL, BOOT, "cuda: which GPU", device),
-    OPT("cuda-kernels", ENUM, "auto", "", 0, 0, "auto|sm_80|sm_90a", DEBUG,
-        "cuda: kernels for compute capability 8.0 and later, or with Hopper's instructions",
-        cuda_kernels),
-    OPT("gpu-memory-utilization", DOUBLE, "0.9", "", 0.01, 1, NULL, BOOT,
-        "cuda: share of the GPU's memory for weights, work and KV pool", gpu_share),
-    OPT("deterministic", BOOL, "false", "", 0, 0, NULL, BOOT,
-        "cuda: a row's result never depends on what is computed beside it; slower", deterministic),
-    OPT("kv-blocks", INT, "0", "", 0, 16777216, NULL, BOOT,
-        "blocks of 16 tokens in the pool; 0: by --kv-memory (cpu), --gpu-memory-utilization (cuda)",
-        blocks),
-    OPT("kv-memory", DOUBLE, "1", "GiB", 0.001, 4096, NULL, BOOT, "cpu: memory of the KV pool",
-        kv_memory_gib),
-    OPT("threads", INT, "0", "", 0, 256, NULL, BOOT, "compute threads; 0: one for each core",
-        threads),
-    OPT("numerics", STRING, "int8", "", 0, 0, NULL, BOOT,
-        "int8 (block-exact) or f32 (the slow reference)", numerics),
-    OPT("isa", ENUM, "auto", "", 0, 0, "auto|portable|avx2|avx512|amx", DEBUG,
-        "instruction set of the kernels", isa),
-    OPT("host", STRING, "127.0.0.1", "address", 0, 0, NULL, BOOT,
-        "--role both: where clients connect", host),
-    OPT("port", INT, "8000", "", 0, 65535, NULL, BOOT, "--role both: HTTP port for clients", port),
-    OPT("grpc-port", INT, "8002", "", 0, 65535, NULL, BOOT,
-        "--role both: gRPC port for clients; 0 picks a free one", grpc_port),
-    OPT("grpc", BOOL, "true", "", 0, 0, NULL, BOOT, "--role both: serve gRPC to clients", grpc),
-    OPT("tls-cert", STRING, "", "path", 0, 0, NULL, BOOT, "--role both: see tandem-router --help",
-        tls_cert),
-    OPT("tls-key", STRING, "", "path", 0, 0, NULL, BOOT, "--role both: see tandem-router --help",
-        tls_key),
-    OPT("tls-client-ca", STRING, "", "path", 0, 0, NULL, BOOT,
-        "--role both: see tandem-router --help", tls_client_ca),
-    OPT("router-admin-host", STRING, "127.0.0.1", "address", 0, 0, NULL, BOOT,
-        "--role both: admin address of the front", front_admin_host),
-    OPT("router-admin-port", INT, "8001", "", 0, 65535, NULL, BOOT,
-        "--role both: admin port of the front", front_admin_port),
-    OPT("api-key-file", STRING, "", "path", 0, 0, NULL, BOOT,
-        "--role both: see tandem-router --help", api_key_file),
-    OPT("chat-template", STRING, "", "path", 0, 0, NULL, BOOT,
-        "--role both: Jinja file instead of the model's", chat_template),
-    OPT("request-timeout", DOUBLE, "600", "s", 0.1, 86400, NULL, BOOT,
-        "--role both, --engine-grpc: time budget of a request", budget_s),
-    OPT("engine-grpc", BOOL, "false", "", 0, 0, NULL, BOOT,
-        "serve vllm.grpc.engine.VllmEngine: outside routers drive this node", engine_grpc),
-    OPT("engine-grpc-host", STRING, "127.0.0.1", "address", 0, 0, NULL, BOOT,
-        "--engine-grpc: beyond loopback only with a key file or a client CA", engine_host),
-    OPT("engine-grpc-port", INT, "50051", "", 0, 65535, NULL, BOOT,
-        "--engine-grpc: 0 picks a free one", engine_port),
-    OPT("engine-grpc-key-file", STRING, "", "path", 0, 0, NULL, BOOT,
-        "--engine-grpc: who may call; lines as of the router's --api-key-file", engine_key_file),
-    OPT("engine-grpc-tls-cert", STRING, "", "path", 0, 0, NULL, BOOT,
-        "--engine-grpc: certificate chain, PEM; renewed files are noticed", engine_tls_cert),
-    OPT("engine-grpc-tls-key", STRING, "", "path", 0, 0, NULL, BOOT, "--engine-grpc: its key, PEM",
-        engine_tls_key),
-    OPT("engine-grpc-tls-client-ca", STRING, "", "path", 0, 0, NULL, BOOT,
-        "--engine-grpc: clients must show a certificate that one of these signed",
-        engine_tls_client_ca),
-    OPT("drain-timeout", DOUBLE, "120", "s", 0, 3600, NULL, BOOT,
-        "after SIGTERM, before running requests are cut", drain_s),
-    OPT("handoff-hold", DOUBLE, "30", "s", 0.1, 3600, NULL, BOOT,
-        "how long a prompt that an outside router asked for is held for the decode node it chooses",
-        hold_s),
-    OPT("metrics-compat", BOOL, "true", "", 0, 0, NULL, BOOT, "also serve the vllm:* metric names",
-        vllm),
-    OPT("otlp-endpoint", STRING, "", "url", 0, 0, NULL, BOOT,
-        "OpenTelemetry collector (OTLP over HTTP, JSON), http://host:4318; empty: by "
-        "OTEL_EXPORTER_OTLP_ENDPOINT, else no traces",
-        otlp_endpoint),
-    OPT("trace-sample-ratio", DOUBLE, "-1", "", -1, 1, NULL, BOOT,
-        "--role both: share of requests traced, unless the caller has decided; -1: by "
-        "OTEL_TRACES_SAMPLER, else all",
-        trace_ratio),
-    OPT("log-level", ENUM, "info", "", 0, 0, "error|warn|info|debug|trace", BOOT,
-        "lines above this level are skipped", log_level),
-    OPT("log-format", ENUM, "logfmt", "", 0, 0, "logfmt|json", BOOT, "of log lines", log_format),
-    OPT("time-scale", DOUBLE, "1", "", 0.001, 10, NULL, DEBUG,
-        "multiplies heartbeats, leases and death bounds (tests)", time_scale),
-};
 
 struct app {
     const struct td_node_program *prog;
-    struct options o;
+    struct nd_options o;
     enum td_role role;
     char name[128];
     struct td_link_key keys[TD_LINK_MAX_KEYS];
@@ -544,9 +384,9 @@ int td_node_program_main(const struct td_node_program *prog, int argc, char **ar
     struct app a = {.prog = prog};
     struct td_program p = {.name = prog->name,
                            .summary = prog->summary,
-                           .opts = opts,
-                           .n_opts = TD_COUNT(opts),
-                           .struct_bytes = sizeof(struct options)};
+                           .opts = nd__options,
+                           .n_opts = nd__n_options,
+                           .struct_bytes = sizeof(struct nd_options)};
     enum td_config_outcome how = td_config_load(&p, argc, argv, &a.o);
     if (how != TD_CONFIG_RUN) {
         return how == TD_CONFIG_EXIT_OK ? 0 : 2;
