@@ -31,6 +31,9 @@ static void do_step(struct td_node *n, const struct nd_action *a)
 {
     td_ticket ticket = 0;
     td_err err = n->p.engine->ops->submit(n->p.engine, a->rows, a->n_rows, &ticket);
+    if (err == TD_ERR_CLOSED) {
+        return; /* it has ended by itself, as its next poll says */
+    }
     if (err != TD_OK || ticket != n->last_ticket + 1) {
         TD_LOG(ERROR, "engine did not take a step", "err=%s ticket=%" PRIu64 " expected=%" PRIu64,
                td_err_code(err), ticket, n->last_ticket + 1);
@@ -159,10 +162,17 @@ static void on_engine(void *arg, unsigned ready)
     (void)ready;
     struct td_node *n = arg;
     struct td_step_result r;
-    while (n->p.engine->ops->poll(n->p.engine, &r) == TD_OK) {
+    td_err err;
+    while ((err = n->p.engine->ops->poll(n->p.engine, &r)) == TD_OK) {
         nd_metrics_step(n->metrics, r.exec_us);
         struct nd_event ev = {.type = ND_EV_STEP, .step = &r};
         nd__event(n, &ev);
+    }
+    if (err == TD_ERR_CLOSED && n->engine_watch != NULL) {
+        n->engine_watch = td_watch_destroy(n->engine_watch);
+        if (n->p.ended != NULL) {
+            n->p.ended(n->p.ended_arg);
+        }
     }
 }
 

@@ -20,6 +20,7 @@
 #include "common/model/model.h"
 #include "common/node/core.h"
 #include "common/node/local.h"
+#include "common/node/rank_metrics.h"
 
 struct td_node_params {
     struct td_loop *loop; /* borrowed, like everything here */
@@ -27,6 +28,10 @@ struct td_node_params {
     enum td_role role_told; /* what routers are told: TD_ROLE_BOTH for decode with local prefill */
     const char *name, *model_name;
     struct td_engine *engine;
+    struct nd_rank_source group; /* the ranks that the engine spans; zero: it computes alone */
+    void (*ended)(
+        void *arg); /* once: the engine has ended by itself, no step will finish; or NULL */
+    void *ended_arg;
     const struct td_model *model;
     const struct td_link_key *keys;
     uint32_t n_keys;

@@ -231,7 +231,7 @@ static td_err encode_info(struct td_node *n)
                    nd_admin_tls(n->admin) != NULL ? "https" : "http", n->p.admin_host,
                    (unsigned)td_node_admin_port(n));
     n->rank = (struct td_wire_rank){.rank = 0,
-                                    .tp = 1,
+                                    .tp = n->p.group.ranks != NULL ? n->p.group.ranks->n : 1,
                                     .pp = 1,
                                     .n_layers = e->layout.n_layers,
                                     .n_heads = e->layout.n_kv_heads};

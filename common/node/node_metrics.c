@@ -9,6 +9,7 @@
 #include "common/base/metrics_process.h"
 #include "common/node/node_int.h"
 #include "common/node/node_metrics_list.h"
+#include "common/node/rank_metrics.h"
 
 #define MAX_TRANSPORTS 8
 
@@ -16,6 +17,7 @@ struct nd_metrics {
     struct td_node *node;               /* borrowed */
     struct td_metrics *reg;             /* owned */
     struct td_metrics_process *process; /* owned */
+    struct nd_rank_metrics *ranks;      /* owned */
     struct td_metric_family *f[ND_FAMILIES];
     struct td_metric
         *one[ND_FAMILIES]; /* of a family without labels of its own; NULL: not served */
@@ -227,6 +229,7 @@ td_err nd_metrics_create(struct td_node *n, struct nd_metrics **out_metrics)
     err = err == TD_OK ? td_metrics_const_label(m->reg, "node", n->name) : err;
     err = err == TD_OK ? make_families(m) : err;
     err = err == TD_OK ? td_metrics_process_create(m->reg, TD_VERSION, &m->process) : err;
+    err = err == TD_OK ? nd_rank_metrics_create(m->reg, &n->p.group, &m->ranks) : err;
     if (err != TD_OK) {
         nd_metrics_destroy(m);
         return err;
@@ -244,6 +247,7 @@ struct nd_metrics *nd_metrics_destroy(struct nd_metrics *m)
     if (m != NULL) {
         td_metrics_destroy(m->reg);
         td_metrics_process_destroy(m->process);
+        nd_rank_metrics_destroy(m->ranks);
         free(m);
     }
     return NULL;

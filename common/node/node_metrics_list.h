@@ -51,6 +51,11 @@ enum nd_family {
     F_TLS_EXPIRES,
     F_TLS_LOADS,
     F_SPANS,
+    F_RANK,
+    F_RANK_EXCHANGES,
+    F_RANK_SENT,
+    F_RANK_RECEIVED,
+    F_RANK_WAIT,
     V_RUNNING, /* from here on the names of vLLM, with the label engine */
     V_WAITING,
     V_KV_USAGE,

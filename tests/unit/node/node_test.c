@@ -177,6 +177,39 @@ static void an_engine_that_refuses_is_survived(void **state)
     assert_int_equal(shell_get(r, "GET", "/readyz", out, sizeof out), 200);
 }
 
+static void count_end(void *arg)
+{
+    ++*(uint32_t *)arg;
+}
+
+/* A rank of its group is lost: what has finished is taken, then the program is told, and the node waits to be ended. */
+static void an_engine_that_has_ended_is_told_of_once(void **state)
+{
+    struct shell_rig *r = *state;
+    uint32_t n_ends = 0;
+    char out[65536];
+    r->p.ended = count_end;
+    r->p.ended_arg = &n_ends;
+    shell_start(r);
+    shell_attach(r, 0);
+    fake_role.next = run_one;
+    struct td_wire_msg m = reserve(&r->routers[0]);
+    shell_send(&r->routers[0], &m);
+    shell_reaches(r, &r->engine.n_submitted, 1, "the step");
+    assert_int_equal(n_ends, 0);
+    r->engine.ended = true;
+    shell_step_done(r);
+    shell_reaches(r, &n_ends, 1, "the engine's end");
+    assert_int_equal(fake_role.last_ticket, 1);
+    r->engine.submit_err =
+        TD_ERR_CLOSED; /* a step that is planned meanwhile is no error of its own */
+    shell_send(&r->routers[0], &m);
+    shell_reaches(r, &fake_role.events[ND_EV_MSG], 2, "the message");
+    shell_passes(r, 3);
+    assert_int_equal(n_ends, 1);
+    assert_int_equal(shell_get(r, "GET", "/livez", out, sizeof out), 200);
+}
+
 static void want_xfer(struct fake_role *f, const struct nd_event *ev, struct nd_actions *out)
 {
     (void)f;
@@ -552,6 +585,7 @@ int main(void)
         TEST(each_router_has_its_own_numbers),
         TEST(actions_reach_the_engine_and_the_router),
         TEST(an_engine_that_refuses_is_survived),
+        TEST(an_engine_that_has_ended_is_told_of_once),
         TEST(a_command_without_a_data_plane_is_logged_and_dropped),
         TEST(an_unreadable_message_ends_the_routers_session_and_its_work),
         TEST(a_router_that_vanishes_is_lost_to_the_role),

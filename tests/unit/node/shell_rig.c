@@ -129,7 +129,7 @@ static td_err engine_poll(struct td_engine *base, struct td_step_result *out)
     uint64_t n = 0;
     (void)!read(e->fd, &n, sizeof n);
     if (!e->done) {
-        return TD_ERR_AGAIN;
+        return e->ended ? TD_ERR_CLOSED : TD_ERR_AGAIN;
     }
     e->done = false;
     *out =

@@ -41,7 +41,8 @@ struct step_engine {
     uint32_t n_submitted, n_rows, n_slots_set;
     td_ticket ticket;
     td_err submit_err;
-    bool done; /* a step waits to be polled */
+    bool done;  /* a step waits to be polled */
+    bool ended; /* by itself */
     struct td_row_result row;
 };
 
