@@ -17,9 +17,14 @@
 #include "common/io/link_keys.h"
 #include "common/model/model.h"
 #include "common/node/backend.h"
+#include "common/node/group.h"
 #include "common/node/node.h"
 #include "common/node/program_int.h"
+#include "common/node/rank_node.h"
 #include "common/node/vllm.h"
+
+/* What rank 0 may need after its own drain limit, to part from routers. */
+#define FOLLOWER_GRACE_US 5000000
 
 struct app {
     const struct td_node_program *prog;
@@ -33,12 +38,16 @@ struct app {
     double model_load_s;
     struct td_loop *loop;
     struct td_otlp_setting trace;
-    struct td_otlp *otlp; /* NULL: no traces */
-    struct td_node *node;
+    struct td_otlp *otlp;           /* NULL: no traces */
+    struct nd_group *group;         /* NULL: this process computes alone */
+    struct td_node *node;           /* NULL in a rank above 0 */
+    struct td_rank_node *follower;  /* a rank above 0 */
     struct nd_vllm *engine_service; /* NULL: off */
     void *front;                    /* --role both */
     struct td_drain *drain;
     struct td_signal *hangup;
+    bool over;       /* the engine has ended by itself */
+    td_err over_why; /* TD_OK: rank 0 has said goodbye */
 };
 
 /* ---- drain ---- */
@@ -80,6 +89,58 @@ static bool is_gone(void *arg)
 static const struct td_drain_ops drain_ops = {
     .begin = begin_drain, .idle = is_idle, .bye = say_bye, .gone = is_gone};
 
+/* A rank above 0 is needed until rank 0 has finished, which says goodbye: then the loop is stopped. */
+static void begin_follower_drain(void *arg)
+{
+    struct app *a = arg;
+    td_rank_node_drain(a->follower);
+}
+
+static bool follower_is_idle(void *arg)
+{
+    (void)arg;
+    return false;
+}
+
+static const struct td_drain_ops follower_drain_ops = {.begin = begin_follower_drain,
+                                                       .idle = follower_is_idle};
+
+/* ---- the end of a group ---- */
+
+static void end_of_group(struct app *a, td_err why)
+{
+    if (a->over) {
+        return;
+    }
+    a->over = true;
+    a->over_why = why;
+    if (why == TD_OK) {
+        TD_LOG(INFO, "rank 0 has said goodbye", "node=%s rank=%" PRId64, a->name, a->o.rank);
+    } else {
+        TD_LOG(ERROR, "the group of ranks is over, ending this process",
+               "node=%s rank=%" PRId64 " of=%" PRId64 " reason=%s remedy=\"all its processes end; "
+               "start all of them again\"",
+               a->name, a->o.rank, a->o.group_size, td_err_code(why));
+    }
+    td_loop_stop(a->loop);
+}
+
+static void on_engine_end(void *arg)
+{
+    struct app *a = arg;
+    end_of_group(a, td_cpu_engine_farewell(a->engine));
+}
+
+/* Rank 0's engine may be idle, and would find out at its next step only. A follower's waits for rank 0's word, which may be
+ * a goodbye that has come: its engine knows. */
+static void on_group_lost(void *arg, td_err why)
+{
+    struct app *a = arg;
+    if (a->o.rank == 0) {
+        end_of_group(a, why);
+    }
+}
+
 /* ---- options that need a look ---- */
 
 static td_err resolve_role(struct app *a)
@@ -95,8 +156,22 @@ static td_err resolve_role(struct app *a)
     } else {
         static const char *const names[] = {"", "prefill", "decode", "both"};
         (void)snprintf(a->name, sizeof a->name, "%s-%" PRId64, names[a->role], a->o.admin_port);
+        if (a->o.rank > 0) {
+            (void)snprintf(a->name, sizeof a->name, "%s-rank%" PRId64, names[a->role], a->o.rank);
+        }
     }
     return TD_OK;
+}
+
+static td_err resolve_group(const struct app *a)
+{
+    const struct nd_group_options o = {.size = a->o.group_size,
+                                       .rank = a->o.rank,
+                                       .leader = a->o.rank_leader,
+                                       .cuda = a->o.backend == 1,
+                                       .has_keys = a->o.cluster_key_file[0] != 0,
+                                       .numerics_id = td_cpu_engine_numerics_id(a->o.numerics)};
+    return nd_group_check(&o);
 }
 
 static td_err resolve_keys(struct app *a)
@@ -173,12 +248,64 @@ static void warn_of_small_pool(const struct td_engine_info *info)
     }
 }
 
+static td_err open_model(struct app *a)
+{
+    int64_t start = td_now_us();
+    TD_TRY(td_model_open(a->o.model, &a->model));
+    a->model_load_s = (double)(td_now_us() - start) * 1e-6;
+    return TD_OK;
+}
+
+/* All ranks must come to the same terms from the same options; rank 0's are what the others are compared with. */
+static struct td_rank_terms terms_of(const struct app *a)
+{
+    struct td_rank_terms t = {.numerics_id = td_cpu_engine_numerics_id(a->o.numerics),
+                              .n_blocks = pool_blocks(a),
+                              .max_rows = (uint32_t)a->o.max_seqs,
+                              .max_tokens = (uint32_t)a->o.batched_tokens,
+                              .max_model_len = (uint32_t)a->o.max_model_len};
+    uint32_t n_ctx = a->model->hp.n_ctx;
+    t.max_model_len = t.max_model_len == 0 || t.max_model_len > n_ctx ? n_ctx : t.max_model_len;
+    memcpy(t.model_id, a->model->id, sizeof t.model_id);
+    return t;
+}
+
+static td_err join_group(struct app *a)
+{
+    const struct td_rank_params p = {.rank = (uint32_t)a->o.rank,
+                                     .n = (uint32_t)a->o.group_size,
+                                     .listen = a->o.rank_listen,
+                                     .leader = a->o.rank_leader,
+                                     .name = a->name,
+                                     .port_file = a->o.port_file,
+                                     .keys = a->keys,
+                                     .n_keys = a->n_keys,
+                                     .terms = terms_of(a),
+                                     .kv_device = a->o.kv_device,
+                                     .kv_transports = a->o.kv_transports,
+                                     .port_first = a->port_first,
+                                     .port_last = a->port_last,
+                                     .trust_network = a->o.trust_network,
+                                     .join_us = (int64_t)(a->o.rank_join_s * 1e6),
+                                     .wait_us = (int64_t)(a->o.rank_wait_s * 1e6)};
+    return a->o.group_size > 1 ? nd_group_join(&p, &a->group) : TD_OK;
+}
+
+static struct td_ranks *ranks_of(const struct app *a)
+{
+    return a->group != NULL ? nd_group_ranks(a->group) : NULL;
+}
+
+static struct nd_rank_source source_of(const struct app *a)
+{
+    return (struct nd_rank_source){.ranks = ranks_of(a), .stats = td_ranks_stats_get};
+}
+
 static td_err make_engine(struct app *a)
 {
     static const enum td_cpu_isa isas[] = {TD_ISA_AUTO, TD_ISA_PORTABLE, TD_ISA_AVX2, TD_ISA_AVX512,
                                            TD_ISA_AMX};
     int64_t start = td_now_us();
-    TD_TRY(td_model_open(a->o.model, &a->model));
     int64_t cores = sysconf(_SC_NPROCESSORS_ONLN);
     struct td_backend_params p = {
         .backend = a->o.backend == 1 ? TD_BACKEND_CUDA : TD_BACKEND_CPU,
@@ -190,7 +317,8 @@ static td_err make_engine(struct app *a)
                 .max_rows = (uint32_t)a->o.max_seqs,
                 .max_tokens = (uint32_t)a->o.batched_tokens,
                 .max_slots = (uint32_t)a->o.max_seqs,
-                .max_model_len = (uint32_t)a->o.max_model_len},
+                .max_model_len = (uint32_t)a->o.max_model_len,
+                .ranks = ranks_of(a)},
         .cuda = {.device = (int)a->o.device,
                  .kernels = (enum td_cuda_kernels)a->o.cuda_kernels, /* same order */
                  .deterministic = a->o.deterministic,
@@ -202,7 +330,7 @@ static td_err make_engine(struct app *a)
                  .max_model_len = (uint32_t)a->o.max_model_len}};
     TD_TRY(td_backend_create(a->model, &p, &a->engine));
     const struct td_engine_info *info = a->engine->ops->info(a->engine);
-    a->model_load_s = (double)(td_now_us() - start) * 1e-6;
+    a->model_load_s += (double)(td_now_us() - start) * 1e-6;
     TD_LOG(INFO, "model loaded", "node=%s path=%s numerics=%s blocks=%u ms=%.0f", a->name,
            a->o.model, info->numerics, info->n_blocks, a->model_load_s * 1e3);
     warn_of_small_pool(info);
@@ -242,6 +370,9 @@ static td_err make_node(struct app *a)
         .name = a->name,
         .model_name = model_name(a),
         .engine = a->engine,
+        .group = source_of(a),
+        .ended = on_engine_end,
+        .ended_arg = a,
         .model = a->model,
         .keys = a->keys,
         .n_keys = a->n_keys,
@@ -268,6 +399,23 @@ static td_err make_node(struct app *a)
         .local = a->o.engine_grpc,
         .hold_s = a->o.hold_s};
     return td_node_create(&p, &a->node);
+}
+
+static td_err make_follower(struct app *a)
+{
+    const struct td_rank_node_params p = {.loop = a->loop,
+                                          .name = a->name,
+                                          .model_name = model_name(a),
+                                          .role = a->role,
+                                          .engine = a->engine,
+                                          .group = source_of(a),
+                                          .admin_host = a->o.admin_host,
+                                          .admin_port = (uint16_t)a->o.admin_port,
+                                          .admin_tls = admin_tls(a),
+                                          .model_load_s = a->model_load_s,
+                                          .ended = on_engine_end,
+                                          .arg = a};
+    return td_rank_node_create(&p, &a->follower);
 }
 
 static td_err make_engine_service(struct app *a)
@@ -318,16 +466,13 @@ static td_err make_front(struct app *a)
     return a->role == TD_ROLE_BOTH ? a->prog->front->create(&p, &a->front) : TD_OK;
 }
 
-static td_err write_ports(const struct app *a)
+static bool print_ports(const struct app *a, FILE *f)
 {
-    char tmp[4096];
-    if (a->o.port_file[0] == 0) {
-        return TD_OK;
+    if (a->follower != NULL) {
+        return fprintf(f, "admin %u\n", td_rank_node_admin_port(a->follower)) > 0;
     }
-    (void)snprintf(tmp, sizeof tmp, "%s.tmp", a->o.port_file);
-    FILE *f = fopen(tmp, "we");
-    bool ok = f != NULL && fprintf(f, "control %s\nadmin %u\n", td_node_control_url(a->node),
-                                   td_node_admin_port(a->node)) > 0;
+    bool ok = fprintf(f, "control %s\nadmin %u\n", td_node_control_url(a->node),
+                      td_node_admin_port(a->node)) > 0;
     if (ok && a->front != NULL) {
         ok = fprintf(f, "http %u\nrouter-admin %u\n", a->prog->front->port(a->front),
                      a->prog->front->admin_port(a->front)) > 0;
@@ -337,6 +482,18 @@ static td_err write_ports(const struct app *a)
     if (ok && a->engine_service != NULL) {
         ok = fprintf(f, "engine-grpc %u\n", nd_vllm_port(a->engine_service)) > 0;
     }
+    return ok;
+}
+
+static td_err write_ports(const struct app *a)
+{
+    char tmp[4096];
+    if (a->o.port_file[0] == 0) {
+        return TD_OK;
+    }
+    (void)snprintf(tmp, sizeof tmp, "%s.tmp", a->o.port_file);
+    FILE *f = fopen(tmp, "we");
+    bool ok = f != NULL && print_ports(a, f);
     ok = f != NULL && fclose(f) == 0 && ok;
     if (!ok || rename(tmp, a->o.port_file) != 0) {
         TD_LOG(ERROR, "cannot write the port file", "path=%s", a->o.port_file);
@@ -348,6 +505,10 @@ static td_err write_ports(const struct app *a)
 static void on_hangup(void *arg)
 {
     struct app *a = arg;
+    if (a->follower != NULL) {
+        td_rank_node_reload_tls(a->follower);
+        return;
+    }
     td_node_reload_tls(a->node);
     if (a->front != NULL) {
         a->prog->front->reload_tls(a->front);
@@ -357,26 +518,76 @@ static void on_hangup(void *arg)
     }
 }
 
-static td_err run(struct app *a)
+static td_err resolve(struct app *a)
 {
     TD_TRY(resolve_role(a));
+    TD_TRY(resolve_group(a));
     TD_TRY(resolve_keys(a));
     TD_TRY(resolve_ports(a));
     resolve_sizes(a);
-    TD_TRY(make_engine(a));
-    TD_TRY(td_loop_create(&a->loop));
+    return TD_OK;
+}
+
+static td_err make_services(struct app *a)
+{
+    if (a->o.rank > 0) {
+        return make_follower(a);
+    }
     TD_TRY(make_otlp(a));
     TD_TRY(make_node(a));
     TD_TRY(make_engine_service(a));
-    TD_TRY(make_front(a));
-    TD_TRY(
-        td_drain_create(a->loop, a->name, (int64_t)(a->o.drain_s * 1e6), &drain_ops, a, &a->drain));
+    return make_front(a);
+}
+
+/* A follower waits a little longer than rank 0 may: its goodbye comes after its own limit. */
+static td_err make_drain(struct app *a)
+{
+    int64_t limit_us = (int64_t)(a->o.drain_s * 1e6);
+    return a->follower != NULL
+               ? td_drain_create(a->loop, a->name, limit_us + FOLLOWER_GRACE_US,
+                                 &follower_drain_ops, a, &a->drain)
+               : td_drain_create(a->loop, a->name, limit_us, &drain_ops, a, &a->drain);
+}
+
+static td_err run(struct app *a)
+{
+    TD_TRY(resolve(a));
+    TD_TRY(open_model(a));
+    TD_TRY(join_group(a));
+    TD_TRY(make_engine(a));
+    TD_TRY(td_loop_create(&a->loop));
+    TD_TRY(make_services(a));
+    TD_TRY(make_drain(a));
     TD_TRY(td_signal_create(a->loop, SIGHUP, on_hangup, a, &a->hangup));
+    if (a->group != NULL) {
+        TD_TRY(nd_group_watch(a->group, a->loop, on_group_lost, a));
+    }
     TD_TRY(write_ports(a));
     td_signals_let_through();
     td_loop_run(a->loop);
     td_signals_hold();
-    return TD_OK;
+    return a->over_why;
+}
+
+/* The parts in the other order than they came. */
+static void take_down(struct app *a, bool broken)
+{
+    if (a->front != NULL) {
+        a->prog->front->destroy(a->front);
+    }
+    nd_vllm_destroy(a->engine_service);
+    td_node_destroy(a->node);
+    td_rank_node_destroy(a->follower);
+    td_otlp_destroy(a->otlp);
+    td_drain_destroy(a->drain);
+    td_signal_destroy(a->hangup);
+    nd_group_leave(a->group, broken || a->o.rank > 0);
+    td_loop_destroy(a->loop);
+    if (a->engine != NULL) {
+        a->engine->ops->destroy(a->engine); /* rank 0's says goodbye, unless something is broken */
+    }
+    nd_group_destroy(a->group);
+    td_model_close(a->model);
 }
 
 int td_node_program_main(const struct td_node_program *prog, int argc, char **argv)
@@ -396,19 +607,8 @@ int td_node_program_main(const struct td_node_program *prog, int argc, char **ar
     td_signals_hold();
     td_thread_enter(&td_loop, "nd-loop");
     td_err err = run(&a);
-    if (a.front != NULL) {
-        prog->front->destroy(a.front);
-    }
-    nd_vllm_destroy(a.engine_service);
-    td_node_destroy(a.node);
-    td_otlp_destroy(a.otlp);
-    td_drain_destroy(a.drain);
-    td_signal_destroy(a.hangup);
-    td_loop_destroy(a.loop);
-    if (a.engine != NULL) {
-        a.engine->ops->destroy(a.engine);
-    }
-    td_model_close(a.model);
+    take_down(&a, err != TD_OK);
     td_config_fini(&p, &a.o);
-    return td_config_exit_status(err);
+    /* A signal that ends the waiting for the others is the end that was asked for. */
+    return err == TD_ERR_CANCELLED ? 0 : td_config_exit_status(err);
 }

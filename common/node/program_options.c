@@ -1,6 +1,7 @@
 #include <stddef.h>
 
 #include "common/base/mem.h"
+#include "common/io/ranks.h"
 #include "common/model/engine.h"
 #include "common/node/program_int.h"
 
@@ -90,6 +91,21 @@ const struct td_opt nd__options[] = {
         "int8 (block-exact) or f32 (the slow reference)", numerics),
     OPT("isa", ENUM, "auto", "", 0, 0, "auto|portable|avx2|avx512|amx", DEBUG,
         "instruction set of the kernels", isa),
+    OPT("tensor-parallel-size", INT, "1", "", 1, TD_RANKS_MAX, NULL, BOOT,
+        "cpu: processes that compute this node's model together, each with a share of the weights; "
+        "all take the same options but for --rank, --rank-leader, names and ports",
+        group_size),
+    OPT("rank", INT, "0", "", 0, TD_RANKS_MAX - 1, NULL, BOOT,
+        "of this process in its group: 0 is the node, the others follow it", rank),
+    OPT("rank-listen", STRING, "127.0.0.1:8102", "address", 0, 0, NULL, BOOT,
+        "rank 0: host:port where the others join; port 0 picks a free one", rank_listen),
+    OPT("rank-leader", STRING, "", "address", 0, 0, NULL, BOOT,
+        "a rank above 0: host:port of rank 0's --rank-listen", rank_leader),
+    OPT("rank-join-timeout", DOUBLE, "600", "s", 0.1, 86400, NULL, BOOT,
+        "for all ranks of the group to be there", rank_join_s),
+    OPT("rank-timeout", DOUBLE, "30", "s", 0.1, 3600, NULL, BOOT,
+        "for an exchange of the ranks: longer than a step's longest layer on the slowest one",
+        rank_wait_s),
     OPT("host", STRING, "127.0.0.1", "address", 0, 0, NULL, BOOT,
         "--role both: where clients connect", host),
     OPT("port", INT, "8000", "", 0, 65535, NULL, BOOT, "--role both: HTTP port for clients", port),

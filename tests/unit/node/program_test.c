@@ -184,6 +184,15 @@ static void options_decide_the_exit_status_before_anything_starts(void **state)
          "kv-port-range"},
         {{"--model", model, "--cluster-key-file", keys, "--prefill-chunk", "17"}, 2, "multiple"},
         {{"--model", model, "--role", "both", "--port", "1"}, 2, ""}, /* the front refuses */
+        {{"--model", model, "--cluster-key-file", keys, "--rank", "1"},
+         2,
+         "--tensor-parallel-size"},
+        {{"--model", model, "--role", "both", "--tensor-parallel-size", "2"},
+         2,
+         "--cluster-key-file"},
+        {{"--model", model, "--cluster-key-file", keys, "--tensor-parallel-size=2", "--rank=1"},
+         2,
+         "--rank-leader"},
     };
     for (size_t i = 0; i < TD_COUNT(rows); i++) {
         const char *args[MAX_ARGS + 1] = {0};
