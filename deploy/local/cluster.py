@@ -51,12 +51,15 @@ class Process:
         with open(self.log_path, encoding="utf-8", errors="replace") as f:
             return f.read()
 
-    def ports(self, timeout=60.0):
+    def ports(self, timeout=60.0, want="admin"):
+        """What it has published, once `want` is there: rank 0 of a group tells where the others join before all else."""
         end = time.monotonic() + timeout
         while time.monotonic() < end:
             if os.path.exists(self.port_path):
                 with open(self.port_path, encoding="utf-8") as f:
-                    return dict(line.split(None, 1) for line in f.read().splitlines())
+                    found = dict(line.split(None, 1) for line in f.read().splitlines())
+                if want in found:
+                    return found
             if not self.alive():
                 raise ClusterError(f"{self.name} ended with status {self.proc.returncode}:\n{self.log()[-3000:]}")
             time.sleep(0.01)
@@ -92,6 +95,38 @@ class Process:
         return status
 
 
+class Group(Process):
+    """A node of several processes (--tensor-parallel-size): rank 0, which is the node, and those that follow it."""
+
+    def __init__(self, folder, name, argv, size, env=None):
+        super().__init__(folder, name, argv + ["--tensor-parallel-size", str(size), "--rank-listen", "127.0.0.1:0"], env)
+        self.size, self.followers = size, []
+
+    @property
+    def processes(self):
+        return [self] + self.followers
+
+    def follower(self, rank, leader):
+        argv = list(self.argv)
+        argv[argv.index("--name") + 1] = name = f"{self.name}-rank{rank}"
+        return Process(self.folder, name, argv + ["--rank", str(rank), "--rank-leader", leader], self.env)
+
+    def start(self):
+        super().start()
+        leader = "127.0.0.1:" + self.ports(want="ranks")["ranks"]
+        self.followers = [self.follower(rank, leader).start() for rank in range(1, self.size)]
+        return self
+
+    def stop(self, timeout=30):
+        """SIGTERM to rank 0, by whose goodbye the others end; of several statuses, the first that is not 0."""
+        status = super().stop(timeout)
+        for follower in self.followers:
+            if follower.wait(timeout) is None:
+                follower.kill()
+            status = status or follower.proc.returncode
+        return status
+
+
 class Cluster:
     """Starts nodes first, then the router; stops in the other order."""
 
@@ -104,6 +139,7 @@ class Cluster:
         self.decode_args = options.get("decode_args", [])
         self.router_args = options.get("router", [])
         self.ports = options.get("ports", {})         # fixed ports of the router: http, admin
+        self.tp = options.get("tp", {})               # processes of each node of a role: {"prefill": 2}
         self.folder = options.get("folder") or tempfile.mkdtemp(prefix="tandem-")
         self.key_file = os.path.join(self.folder, "cluster.key")
         fd = os.open(self.key_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -132,7 +168,8 @@ class Cluster:
         argv = [self.binary("tandem-" + role), "--model", self.model, "--served-model-name", self.served,
                 "--cluster-key-file", self.key_file, "--name", name, "--listen", listen, "--admin-port", "0",
                 "--threads", "1"] + self.common + self.node_args + extra
-        self.nodes[name] = Process(self.folder, name, argv)
+        size = self.tp.get(role, 1)
+        self.nodes[name] = Group(self.folder, name, argv, size) if size > 1 else Process(self.folder, name, argv)
         return self.nodes[name]
 
     def make_router(self, name="router"):
@@ -180,10 +217,8 @@ class Cluster:
         """The same node again, on the control port that the router knows."""
         old = self.nodes[name]
         url = old.ports()["control"]
-        argv = list(old.argv)
-        argv[argv.index("--listen") + 1] = url
-        self.nodes[name] = Process(self.folder, name, argv)
-        return self.nodes[name].start()
+        old.argv[old.argv.index("--listen") + 1] = url
+        return old.start()
 
     def stop(self):
         """Exit statuses by name."""

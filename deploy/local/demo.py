@@ -2,7 +2,7 @@
 """The main job on one machine: router, prefill node and decode node answer a question; `up` leaves them running.
 
 Usage: demo.py --build DIR --model PATH [--question TEXT]
-       demo.py --build DIR --model PATH --up [--prefill N] [--decode M] [--port PORT]
+       demo.py --build DIR --model PATH --up [--prefill N] [--decode M] [--tp N] [--port PORT]
 """
 import argparse
 import os
@@ -75,8 +75,9 @@ def served_name(path):
 
 def up(args):
     name = served_name(args.model)
-    say(f"starting a router, {args.prefill} prefill and {args.decode} decode nodes on loopback")
-    cluster = Cluster(args.build, args.model, name, args.prefill, args.decode,
+    of = f", each of {args.tp} processes," if args.tp > 1 else ""
+    say(f"starting a router, {args.prefill} prefill and {args.decode} decode nodes{of} on loopback")
+    cluster = Cluster(args.build, args.model, name, args.prefill, args.decode, tp={"prefill": args.tp, "decode": args.tp},
                       ports={"http": args.port, "admin": args.port + 1 if args.port else 0,
                              "grpc": args.port + 2 if args.port else 0})
     with cluster:
@@ -105,6 +106,7 @@ def main():
     p.add_argument("--up", action="store_true")
     p.add_argument("--prefill", type=int, default=1)
     p.add_argument("--decode", type=int, default=1)
+    p.add_argument("--tp", type=int, default=1, help="processes that compute each node's model together")
     p.add_argument("--port", type=int, default=8000)
     args = p.parse_args()
     for signo in (signal.SIGTERM, signal.SIGHUP):  # leave by the with blocks, which stop the processes
