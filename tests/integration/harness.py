@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import re
+import secrets
 import socket
 import subprocess
 import sys
@@ -18,19 +19,20 @@ import urllib.error
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(ROOT, "deploy", "local"))
-from cluster import Cluster, ClusterError, Process, open_url  # noqa: E402,F401
+from cluster import Cluster, ClusterError, Group, Process, open_url  # noqa: E402,F401
 
 BUILD = os.environ.get("TANDEM_BUILD", os.path.join(ROOT, "build", "test"))
 SCRATCH = tempfile.mkdtemp(prefix="tandem-it-")
 TIME_SCALE = 0.1  # of every bound in failures.md part 1
 
 
-def tiny_model(seed=1, layers=3, kind="mix"):
-    path = os.path.join(SCRATCH, f"tiny-{kind}-{layers}-{seed}.gguf")
+def tiny_model(seed=1, layers=3, kind="mix", heads=4, kv_heads=2):
+    path = os.path.join(SCRATCH, f"tiny-{kind}-{layers}-{heads}-{kv_heads}-{seed}.gguf")
     if not os.path.exists(path):
         new = f"{path}.{threading.get_ident()}"  # threads may want the same one at once
         subprocess.run([os.path.join(BUILD, "tests", "tiny", "tiny-gguf"), new, "--seed", str(seed), "--layers",
-                        str(layers), "--type", kind], check=True, stdout=subprocess.DEVNULL)
+                        str(layers), "--type", kind, "--heads", str(heads), "--kv-heads", str(kv_heads)],
+                       check=True, stdout=subprocess.DEVNULL)
         os.replace(new, path)
     return path
 
@@ -72,16 +74,25 @@ def issue(folder, name, ca=None, days=2):
                 at + ".pem", "-days", str(days), "-extfile", at + ".ext")
 
 
-class Both:
-    """One process with --role both: the reference of every identity test."""
+def key_file():
+    """A cluster secret of its own."""
+    fd, path = tempfile.mkstemp(dir=SCRATCH, suffix=".key")
+    with os.fdopen(fd, "w", encoding="utf-8") as f:
+        f.write(f"k1 {secrets.token_hex(24)}\n")
+    return path
 
-    def __init__(self, model=None, args=()):
+
+class Both:
+    """One process with --role both: the reference of every identity test; with tp, a group of so many."""
+
+    def __init__(self, model=None, args=(), tp=1):
         folder = tempfile.mkdtemp(dir=SCRATCH)
-        self.proc = Process(folder, "both", [
-            os.path.join(BUILD, "tandem-prefill"), "--role", "both", "--model", model or tiny_model(),
-            "--served-model-name", "tiny", "--port", "0", "--admin-port", "0", "--router-admin-port", "0",
-            "--grpc-port", "0",
-            "--threads", "1"] + list(args))
+        argv = [os.path.join(BUILD, "tandem-prefill"), "--role", "both", "--model", model or tiny_model(),
+                "--served-model-name", "tiny", "--port", "0", "--admin-port", "0", "--router-admin-port", "0",
+                "--grpc-port", "0",
+                "--threads", "1"] + list(args)
+        self.proc = Process(folder, "both", argv) if tp == 1 else Group(
+            folder, "both", argv + ["--name", "both", "--cluster-key-file", key_file()], tp)
 
     def __enter__(self):
         self.proc.start()

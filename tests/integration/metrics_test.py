@@ -231,6 +231,29 @@ def test_a_crowd_and_a_plan_show():
         assert not missing, missing
 
 
+def test_exchanges_of_ranks_are_counted_by_every_rank():
+    with cluster(time_scale=1, tp={"prefill": 2, "decode": 2}) as cl:
+        assert chat(cl.router.port("http"), TEXT, max_tokens=6, ignore_eos=True).status == 200
+        for node in cl.nodes.values():
+            role = node.name.split("-")[0]
+            assert len(expected(role, "ranks")) == 4
+            values = [cl.metrics(p) for p in node.processes]
+            for rank, mine in enumerate(values):
+                def of(name):
+                    return sum(v for k, v in mine.items() if k.split("{")[0] == name)
+                assert all(of(n) > 0 for n in expected(role, "ranks")), (node.name, rank, mine)
+                assert any(f'rank="{rank}",size="2"' in k for k in mine if k.startswith("tandem_node_rank{")), mine
+                known = {n for n, row in LISTED.items() if role in row[1]}
+                families = {k.split("{")[0] for k in mine}
+                assert rank == 0 or families <= known and "tandem_build_info" in families, families - known
+            sent, received = ("tandem_node_rank_sent_bytes_total", "tandem_node_rank_received_bytes_total")
+            assert total(values, sent) == total(values, received) > 0, (node.name, values)
+
+
+def total(scraped, name):
+    return sum(v for values in scraped for k, v in values.items() if k.split("{")[0] == name)
+
+
 SLOW_TO_FALL = {"tandem_router_average_kv_usage_ratio", "tandem_router_saturation", "tandem_router_connections"}
 
 

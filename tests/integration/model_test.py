@@ -58,6 +58,9 @@ class Runs:
             self.records = cl.admin("/requests")["finished"]
             wait_for(lambda: not cl.admin("/requests")["live"], 20, "the end")
             self.blocks = [cl.blocks(node) for node in cl.nodes.values()]
+        # 9 heads over 3 KV heads: shares of 1 and 2 heads, and of one each.
+        with Cluster(BUILD, MODEL, "tiny", folder=os.path.join(SCRATCH), tp={"prefill": 2, "decode": 3}) as cl:
+            self.ranks, self.ranks_demo = ask_all(cl.router.port("http"), at_once=True), demo_answer(cl.router.port("http"))
 
 
 RUNS = Runs()
@@ -71,6 +74,12 @@ def test_prefill_and_decode_nodes_give_the_tokens_of_one_process():
 
 def test_batched_with_others_the_tokens_are_the_same():
     for i, (want, got) in enumerate(zip(RUNS.whole, RUNS.batched)):
+        assert want == got, (i, want, got)
+
+
+def test_nodes_of_several_processes_give_the_tokens_of_one():
+    assert RUNS.ranks_demo == RUNS.whole_demo
+    for i, (want, got) in enumerate(zip(RUNS.whole, RUNS.ranks)):
         assert want == got, (i, want, got)
 
 
