@@ -192,6 +192,7 @@ td_err ctl_describe_print_node(const json_t *node, const json_t *live, FILE *out
     text_line(out, "KV layout:", node, "layout_id");
     text_line(out, "Admin port:", node, "admin");
     number_line(out, "Context:", node, "max_model_len", TOKENS, false);
+    number_line(out, "Processes:", node, "ranks", COUNT, true);
     (void)fputs("\nLoad\n", out);
     number_line(out, "  running:", node, "running", COUNT, false);
     number_line(out, "  waiting:", node, "queued", COUNT, false);

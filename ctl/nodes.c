@@ -32,18 +32,19 @@ json_t *ctl_nodes_json(const struct td_api_node *n)
     return json_pack(
         "{s:s, s:s, s:s, s:b, s:b, s:b, s:s, s:s, s:s, s:s, s:o, s:o, s:I, s:I, s:I, s:I, s:I, "
         "s:I, "
-        "s:I, s:I, s:I, s:I, s:o, s:I, s:I, s:I}",
+        "s:I, s:I, s:I, s:I, s:I, s:o, s:I, s:I, s:I}",
         "name", n->name, "role", roles[n->role & 3], "epoch", n->epoch, "ready", (int)n->ready,
         "draining", (int)(n->state == TD_API_NODE_DRAINING), "drained", (int)n->drained, "why_not",
         n->why, "version", n->version, "numerics", n->numerics, "admin", n->address, "layout_id",
         hex(n->layout_id), "numerics_id", hex(n->numerics_id), "block_tokens",
         (json_int_t)n->block_tok, "layers", (json_int_t)n->n_layers, "max_model_len",
-        (json_int_t)n->max_model_len, "max_seqs", (json_int_t)n->max_seqs, "running",
-        (json_int_t)n->running, "queued", (json_int_t)n->queued, "queued_prompt_tokens",
-        (json_int_t)n->queued_prompt_tok, "inflight", (json_int_t)n->inflight, "dispatched",
-        (json_int_t)n->dispatched, "n_blocks", (json_int_t)n->n_blocks, "blocks", blocks_json(n),
-        "prefill_us_per_ktok", (json_int_t)n->prefill_us_per_ktok, "decode_step_us",
-        (json_int_t)n->decode_step_us, "report_age_us", (json_int_t)n->report_age_us);
+        (json_int_t)n->max_model_len, "max_seqs", (json_int_t)n->max_seqs, "ranks",
+        (json_int_t)n->n_ranks, "running", (json_int_t)n->running, "queued", (json_int_t)n->queued,
+        "queued_prompt_tokens", (json_int_t)n->queued_prompt_tok, "inflight",
+        (json_int_t)n->inflight, "dispatched", (json_int_t)n->dispatched, "n_blocks",
+        (json_int_t)n->n_blocks, "blocks", blocks_json(n), "prefill_us_per_ktok",
+        (json_int_t)n->prefill_us_per_ktok, "decode_step_us", (json_int_t)n->decode_step_us,
+        "report_age_us", (json_int_t)n->report_age_us);
 }
 
 static json_t *list_json(const struct td_api_node *nodes, uint32_t n)

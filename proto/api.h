@@ -141,6 +141,7 @@ struct td_api_node {
     bool ready, drained;
     uint64_t queued_prompt_tok, dispatched;
     uint32_t inflight, n_blocks, block_tok, n_layers, max_model_len, max_seqs;
+    uint32_t n_ranks; /* processes that compute its model together; 0: not said */
     uint32_t prefill_us_per_ktok, decode_step_us;
     uint64_t layout_id, numerics_id;
     int64_t report_age_us; /* -1: not reported yet */

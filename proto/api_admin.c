@@ -69,6 +69,7 @@ static void node_out(const struct td_api_node *n, API(Node) * m)
     m->layers = n->n_layers;
     m->max_model_len = n->max_model_len;
     m->max_seqs = n->max_seqs;
+    m->ranks = n->n_ranks;
     m->prefill_us_per_ktok = n->prefill_us_per_ktok;
     m->decode_step_us = n->decode_step_us;
     m->report_age_us = n->report_age_us;

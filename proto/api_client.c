@@ -188,6 +188,7 @@ static struct td_api_node node_in(const API(Node) * n)
                               .n_layers = n->layers,
                               .max_model_len = n->max_model_len,
                               .max_seqs = n->max_seqs,
+                              .n_ranks = n->ranks,
                               .prefill_us_per_ktok = n->prefill_us_per_ktok,
                               .decode_step_us = n->decode_step_us,
                               .report_age_us = n->report_age_us,

@@ -49,8 +49,9 @@ static td_err node_identity(const struct rt_node *n, struct td_buf *b)
     return td_buf_printf(
         b,
         ",\"layout_id\":\"%016" PRIx64 "\",\"numerics_id\":\"%016" PRIx64
-        "\",\"block_tokens\":%u,\"layers\":%u,\"max_model_len\":%u,\"max_seqs\":%u",
-        n->layout_id, n->numerics_id, n->block_tok, n->n_layers, n->max_model_len, n->max_seqs);
+        "\",\"block_tokens\":%u,\"layers\":%u,\"max_model_len\":%u,\"max_seqs\":%u,\"ranks\":%u",
+        n->layout_id, n->numerics_id, n->block_tok, n->n_layers, n->max_model_len, n->max_seqs,
+        n->n_ranks);
 }
 
 static td_err node_json(const struct rt_node *n, struct td_buf *b)

@@ -84,6 +84,7 @@ td_err rt_nodes_up(struct rt_nodes *ns, const struct td_wire_node_info *info,
     n->max_model_len = info->max_model_len;
     n->n_blocks = info->n_blocks;
     n->max_seqs = info->max_seqs;
+    n->n_ranks = info->n_ranks > 0 ? info->ranks[0].tp : 0;
     n->address_len = 0;
     if (info->n_ranks > 0 && info->ranks[0].address_len > 0 &&
         info->ranks[0].address_len <= sizeof n->address) {

@@ -23,7 +23,8 @@ struct rt_node {
     uint32_t address_len;
     uint64_t layout_id, numerics_id;
     uint32_t block_tok, n_layers, max_model_len, n_blocks, max_seqs;
-    uint32_t transport_ok;                              /* 1: usable on the data plane */
+    uint32_t n_ranks;      /* processes that compute its model together, to be shown; 0: not said */
+    uint32_t transport_ok; /* 1: usable on the data plane */
     char version[32], numerics[64], admin_address[128]; /* as told, cut */
 
     bool held; /* drained through this router: no new work from here until it reports so itself */

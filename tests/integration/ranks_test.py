@@ -53,6 +53,7 @@ def check(tokens):
 def run_split(prefill, decode):
     with cluster(1, 1, model=MODEL, time_scale=1, tp={"prefill": prefill, "decode": decode}, node=CHUNKS) as cl:
         check(all_tokens(cl.router.port("http")))
+        assert {n["name"]: n["ranks"] for n in cl.admin("/nodes")["nodes"]} == {"prefill-0": prefill, "decode-0": decode}
         for node in cl.nodes.values():
             all_blocks_back(cl, node)
             assert not unexpected_lines(node), unexpected_lines(node)

@@ -25,7 +25,7 @@ static void a_node_shows_identity_load_pool_and_transfers(void **state)
         "false,\"why_not\":\"\",\"version\":\"1.2\",\"numerics\":\"cpu\",\"running\":2,"
         "\"queued\":1,\"queued_prompt_tokens\":300,\"n_blocks\":200,\"block_tokens\":16,"
         "\"blocks\":{\"free\":150,\"running\":50},\"prefill_us_per_ktok\":81000,"
-        "\"decode_step_us\":0,\"max_model_len\":2048,\"report_age_us\":300000}",
+        "\"decode_step_us\":0,\"max_model_len\":2048,\"ranks\":3,\"report_age_us\":300000}",
         "{\"transfers\":[{\"prefill\":\"p0\",\"decode\":\"d1\",\"transport\":\"shm\",\"count\":"
         "4,\"bytes\":4194304,\"transfer_us\":8000,\"exposed_us\":400,\"age_us\":1500000},"
         "{\"prefill\":\"p9\",\"decode\":\"d1\"}]}",
@@ -35,6 +35,7 @@ static void a_node_shows_identity_load_pool_and_transfers(void **state)
         "State:             ready\n",
         "Reported:          300 ms ago\n",
         "Context:           2048 tokens\n",
+        "Processes:         3\n",
         "  waiting:         1\n",
         "  prefill per 1k:  81.0 ms\n",
         "KV pool            200 blocks of 16 tokens, 3200 tokens in all\n",

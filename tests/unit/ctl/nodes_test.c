@@ -23,6 +23,7 @@ static void a_node_is_the_routers_document(void **state)
                                   .queued_prompt_tok = 5000000000,
                                   .n_blocks = 28,
                                   .n_layers = 3,
+                                  .n_ranks = 2,
                                   .layout_id = 0xabc};
     json_t *j = ctl_nodes_json(&n);
     char *text = json_dumps(j, JSON_COMPACT);
@@ -32,7 +33,7 @@ static void a_node_is_the_routers_document(void **state)
         "\"drained\":false,\"why_not\":\"draining\",\"version\":\"1\",\"numerics\":\"int8\","
         "\"admin\":\"http://a:1\",\"layout_id\":\"0000000000000abc\","
         "\"numerics_id\":\"0000000000000000\",\"block_tokens\":0,\"layers\":3,\"max_model_len\":0,"
-        "\"max_seqs\":0,\"running\":2,\"queued\":1,\"queued_prompt_tokens\":5000000000,"
+        "\"max_seqs\":0,\"ranks\":2,\"running\":2,\"queued\":1,\"queued_prompt_tokens\":5000000000,"
         "\"inflight\":0,\"dispatched\":0,\"n_blocks\":28,\"blocks\":{\"free\":1,\"cached\":2,"
         "\"reserved\":3,\"filling\":4,\"running\":5,\"parked\":6,\"quarantined\":7},"
         "\"prefill_us_per_ktok\":0,\"decode_step_us\":0,\"report_age_us\":0}");

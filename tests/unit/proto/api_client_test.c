@@ -145,6 +145,7 @@ static void nodes_and_events_arrive_with_all_that_is_known(void **state)
                                     .block_tok = 16,
                                     .max_model_len = 2048,
                                     .max_seqs = 64,
+                                    .n_ranks = 3,
                                     .prefill_us_per_ktok = 11,
                                     .decode_step_us = 12,
                                     .report_age_us = -1,
@@ -172,7 +173,7 @@ static void nodes_and_events_arrive_with_all_that_is_known(void **state)
         assert_true(g->queued == 1 && g->running == 2 && g->queued_prompt_tok == 1ull << 40 &&
                     g->dispatched == 8 && g->inflight == 9 && g->n_blocks == 28);
         assert_true(g->block_tok == 16 && g->max_model_len == 2048 && g->max_seqs == 64 &&
-                    g->prefill_us_per_ktok == 11 && g->decode_step_us == 12 &&
+                    g->n_ranks == 3 && g->prefill_us_per_ktok == 11 && g->decode_step_us == 12 &&
                     g->report_age_us == -1);
         assert_true(g->layout_id == 0xfeull << 56 && g->numerics_id == 13);
     }
