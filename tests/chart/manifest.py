@@ -1,8 +1,8 @@
 """Rendered manifests: what is in them, and their pods as local processes.
 
-A pod's container runs with its own command, arguments and environment. What differs from a cluster is a mapping: the pod's
-address is one of 127.0.0.0/8, a Service's name becomes its pods' addresses, eth0 is lo, a GPU is the processor, and a mounted
-path is a folder.
+A pod's container runs with its own command, arguments and environment, and with the variables that the LeaderWorkerSet
+controller adds. What differs from a cluster is a mapping: the pod's address is one of 127.0.0.0/8, the name of a Service or of a
+group's leader becomes its pods' addresses, eth0 is lo, a GPU is the processor, and a mounted path is a folder.
 Standard library and PyYAML.
 """
 import base64
@@ -34,7 +34,8 @@ class Manifest:
         return found[0]
 
     def workloads(self):
-        return [Workload(self, d) for d in self.of(*WORKLOADS)]
+        """One of each workload's pods; of a set of groups, the pods of its first group."""
+        return [Workload(self, d, index) for d in self.of(*WORKLOADS) for index in range(group_size(d))]
 
     def pods(self):
         """Every pod template: of workloads, and of bare pods."""
@@ -56,17 +57,27 @@ def matches(selector, labels):
     return all(labels.get(k) == v for k, v in selector.items())
 
 
+def group_size(doc):
+    return doc["spec"]["leaderWorkerTemplate"]["size"] if doc["kind"] == "LeaderWorkerSet" else 1
+
+
 class Workload:
-    def __init__(self, manifest, doc):
-        self.manifest, self.doc, self.name = manifest, doc, doc["metadata"]["name"]
-        spec = doc["spec"]
-        self.template = (spec["leaderWorkerTemplate"]["workerTemplate"] if doc["kind"] == "LeaderWorkerSet" else spec["template"])
+    """A workload and one of its pods: of a set of groups, the `index`th of its first group."""
+
+    def __init__(self, manifest, doc, index=0):
+        self.manifest, self.doc, self.index, self.size = manifest, doc, index, group_size(doc)
+        self.name = doc["metadata"]["name"] + (f"-rank-{index}" if index else "")
+        self.pod = doc["metadata"]["name"] + "-0" + (f"-{index}" if index else "")  # as the controllers name it
+        spec = doc["spec"].get("leaderWorkerTemplate", doc["spec"])
+        mine = "leaderTemplate" if index == 0 and "leaderTemplate" in spec else "workerTemplate"
+        self.template = spec.get("template") or spec[mine]
         self.labels = self.template["metadata"]["labels"]
         self.spec = self.template["spec"]
         self.container = next(c for c in self.spec["containers"] if c["name"] == "tandem")
         self.program = self.container["command"][0]
         self.component = self.labels["app.kubernetes.io/component"]
         self.is_router = self.component == "router"
+        self.is_rank = self.component == "rank"
 
     @classmethod
     def of_pod(cls, manifest, pod):
@@ -89,9 +100,10 @@ def cpu(quantity):
     return -(-milli // 1000)
 
 
-def environment(container, pod):
-    """The container's variables; `pod` has the fields of the downward API. References to Secrets come from `pod` too."""
-    env = {}
+def environment(container, pod, first=None):
+    """The container's variables, after those of `first`; `pod` has the fields of the downward API. References to Secrets come
+    from `pod` too."""
+    env = dict(first or {})
     for e in container.get("env", []):
         source = e.get("valueFrom")
         if source is None:
@@ -112,6 +124,14 @@ def expand(text, env):
     """$(NAME) of a defined variable; $$(NAME) stays $(NAME)."""
     return re.sub(r"\$(\$?)\(([A-Za-z_][A-Za-z0-9_]*)\)",
                   lambda m: m.group(0)[1:] if m.group(1) else env.get(m.group(2), m.group(0)), text)
+
+
+def injected(w):
+    """What the LeaderWorkerSet controller puts before a container's own variables (0.6 and later)."""
+    if w.doc["kind"] != "LeaderWorkerSet":
+        return {}
+    name, namespace = w.doc["metadata"]["name"], w.doc["metadata"]["namespace"]
+    return {"LWS_LEADER_ADDRESS": f"{name}-0.{name}.{namespace}", "LWS_GROUP_SIZE": str(w.size), "LWS_WORKER_INDEX": str(w.index)}
 
 
 class LocalPods:
@@ -136,6 +156,17 @@ class LocalPods:
         found = self.manifest.selected(service["spec"]["selector"])
         assert found, f"{host} selects no pod"
         return [self.addresses[w.name] for w in found]
+
+    def leader_address(self, host):
+        """Address behind the DNS name of a group's leader: its pod, in the headless Service of its set's name."""
+        pod, subdomain, namespace = host.split(".")
+        service = self.manifest.get("Service", subdomain)
+        assert service["metadata"]["namespace"] == namespace, host
+        spec = service["spec"]
+        assert spec["clusterIP"] == "None" and spec["publishNotReadyAddresses"] is True, f"{host}: not there before it is ready"
+        found = [w for w in self.manifest.selected(spec["selector"]) if w.pod == pod]
+        assert len(found) == 1, f"{host} resolves to {len(found)} pods"
+        return self.addresses[found[0].name]
 
     def mounts(self, w, container=None):
         """{mount path: local folder}, filled with what the volume holds."""
@@ -162,12 +193,15 @@ class LocalPods:
         m = re.match(r"--node=tcp://([a-z0-9.-]+):(\d+)$", arg)
         if m:
             return [f"--node=tcp://{a}:{m.group(2)}" for a in self.service_addresses(m.group(1))]
+        m = re.match(r"--rank-leader=([a-z0-9.-]+):(\d+)$", arg)
+        if m:
+            return [f"--rank-leader={self.leader_address(m.group(1))}:{m.group(2)}"]
         return [arg]
 
     def command(self, w):
         """(argv, environment, mounts) of a workload's pod."""
         address = self.addresses[w.name]
-        env = environment(w.container, {"metadata.name": w.name + "-0", "status.podIP": address})
+        env = environment(w.container, {"metadata.name": w.pod, "status.podIP": address}, injected(w))
         mounts = self.mounts(w)
         env = {k: self.map_argument(v, mounts)[0] for k, v in env.items()}
         argv = [self.binary(w.program)]
