@@ -27,7 +27,8 @@ OWNED = {"model", "served-model-name", "chat-template", "name", "node", "cluster
          "host", "port", "admin-host", "admin-port", "port-file", "kv-device", "kv-transports", "kv-port-range",
          "kv-trust-network", "drain-timeout", "log-level", "log-format", "grpc", "grpc-host", "grpc-port", "tls-cert",
          "tls-key", "tls-client-ca", "admin-tls-cert", "admin-tls-key", "admin-tls-client-ca", "otlp-endpoint",
-         "trace-sample-ratio", "backend", "device"}
+         "trace-sample-ratio", "backend", "device", "tensor-parallel-size", "rank", "rank-listen",
+         "rank-leader"}
 BUILTIN = {"config", "fault", "print-config", "check-config", "list-fault-points", "version", "help"}
 
 

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import urllib.request
 
 import jsonschema
 import kubernetes_validate
@@ -24,7 +25,7 @@ import yaml
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(os.path.dirname(HERE), "integration"))
-from harness import BUILD, ROOT, SCRATCH, run, tiny_model  # noqa: E402
+from harness import BUILD, ROOT, SCRATCH, open_get, run, tiny_model  # noqa: E402
 from manifest import LocalPods, Manifest, until  # noqa: E402
 
 CHART = os.path.join(ROOT, "deploy", "helm", "tandem")
@@ -129,6 +130,15 @@ def nulls(node, path=""):
     return ([path] if node is None else []) + [at for key, child in children for at in nulls(child, f"{path}.{key}")]
 
 
+def as_pods(doc):
+    """The pods that a LeaderWorkerSet's templates make: no tool knows them inside of their set."""
+    template = doc["spec"].get("leaderWorkerTemplate", {}) if doc["kind"] == "LeaderWorkerSet" else {}
+    return [{"apiVersion": "v1", "kind": "Pod", "spec": template[key]["spec"],
+             "metadata": dict(template[key]["metadata"], name=f"{doc['metadata']['name']}-{key.lower()}",
+                              namespace=doc["metadata"]["namespace"])}
+            for key in ("leaderTemplate", "workerTemplate") if key in template]
+
+
 def satisfies(doc, versions):
     assert not nulls(doc), (doc["kind"], doc["metadata"]["name"], nulls(doc))
     for version in versions:
@@ -136,6 +146,8 @@ def satisfies(doc, versions):
             kubernetes_validate.validate(doc, version, strict=True)
         except kubernetes_validate.SchemaNotFoundError:
             jsonschema.validate(doc, custom_schema(doc["kind"]))
+        for pod in as_pods(doc):
+            kubernetes_validate.validate(pod, version, strict=True)
 
 
 def test_kubernetes_schemas_accept_every_rendering():
@@ -158,6 +170,26 @@ def test_each_kind_of_workload_takes_a_strategy_of_its_own():
         assert rolling == {part: 2}, (kind, doc["spec"][key])
 
 
+def test_groups_render_for_every_role_network_and_family():
+    rdma = ["kv.transport=rdma", "kv.device=mlx5_0:1", "prefill.rdma.enabled=true", "decode.rdma.enabled=true",
+            "decode.hostNetwork=true"]
+    standalone = ["standalone.enabled=true", *(g.replace("decode", "standalone") for g in GROUP)]
+    for sets in ([*GROUP, *rdma], [*GROUP, "ipFamily=IPv6"], standalone,
+                 [*standalone, "kv.transport=rdma", "kv.device=mlx5_0:1", "standalone.rdma.enabled=true"]):
+        m = Manifest(render(HELMS[0], "cpu", *(a for s in sets for a in ("--set", s))))
+        for doc in m.docs:
+            satisfies(doc, ANY_VERSION)
+        leader, rank = (w for w in m.workloads() if w.doc["kind"] == "LeaderWorkerSet")
+        address = "[$(POD_IP)]" if "ipFamily=IPv6" in sets else "$(POD_IP)"
+        assert f"--rank-listen={address}:8102" in leader.container["args"], leader.container["args"]
+        assert "--rank-leader=$(LWS_LEADER_ADDRESS):8102" in rank.container["args"], rank.container["args"]
+        assert leader.spec.get("hostNetwork") == rank.spec.get("hostNetwork")
+        assert leader.spec["topologySpreadConstraints"] and "topologySpreadConstraints" not in rank.spec, "nodes are spread"
+        policy = m.get("NetworkPolicy", "t-tandem-rank")["spec"]
+        tcp = [r for r in policy["ingress"] if r["ports"][0]["port"] == 8110]
+        assert len(tcp) == (0 if "kv.transport=rdma" in sets else 1), policy
+
+
 def test_monitoring_resources_satisfy_the_operators_types():
     from cloudcoil.models import prometheus_operator
     from cloudcoil.models.prometheus_operator import v1
@@ -173,6 +205,7 @@ def test_policies_have_no_finding_but_the_accepted_ones():
     folder = tempfile.mkdtemp(dir=SCRATCH)
     for case in CASES:
         docs = [d for d in Manifest(render(HELMS[0], case)).docs if not from_files(d)]
+        docs += [pod for d in docs for pod in as_pods(d)]
         with open(os.path.join(folder, case + ".yaml"), "w", encoding="utf-8") as f:
             yaml.safe_dump_all(docs, f)
     done = subprocess.run([os.path.join(os.path.dirname(sys.executable), "checkov"), "-d", folder, "--framework", "kubernetes",
@@ -188,6 +221,7 @@ def test_policies_have_no_finding_but_the_accepted_ones():
 
 
 CLAIM = ["--set", "model.path=m.gguf", "--set", "model.volume.persistentVolumeClaim.claimName=models"]
+GROUP = ["decode.kind=LeaderWorkerSet", "decode.leaderWorkerSet.size=2"]
 # (--set arguments, what the message must say in both Helms)
 REFUSED = [
     (["router.replica=2"], r"router'?: .*[Aa]dditional propert.*replica"),
@@ -226,8 +260,23 @@ REFUSED = [
     (["decode.pdb.minAvailable=1"], r"decode.pdb.minAvailable: 1 of 1 replicas would never let a node be drained"),
     (["router.terminationGracePeriodSeconds=20"],
      r"router.terminationGracePeriodSeconds: must be at least 15 above preStopSeconds"),
-    (["prefill.kind=LeaderWorkerSet", "prefill.leaderWorkerSet.size=2"],
-     r"leaderWorkerSet.size: this version's engine does not span hosts"),
+    (["prefill.leaderWorkerSet.size=2"], r"prefill.leaderWorkerSet: only for kind LeaderWorkerSet; a Deployment has no groups"),
+    (["decode.kind=StatefulSet", "decode.leaderWorkerSet.exclusiveTopology=rack"],
+     r"decode.leaderWorkerSet: only for kind LeaderWorkerSet; a StatefulSet has no groups"),
+    ([*GROUP, "decode.leaderWorkerSet.size=65"], r"decode.leaderWorkerSet.size'?: .*64"),
+    ([*GROUP, "decode.leaderWorkerSet.size=0"], r"decode.leaderWorkerSet.size'?: .*1"),
+    ([*GROUP, "decode.gpu.count=1"], r"decode.leaderWorkerSet.size: this version's CUDA engine has no ranks.*on processors"),
+    ([*GROUP, "decode.gpu.dra.enabled=true"], r"decode.leaderWorkerSet.size: this version's CUDA engine has no ranks"),
+    ([*GROUP, "decode.replicas=3", "decode.pdb.minAvailable=1"], r"decode.pdb: of groups only maxUnavailable as a number"),
+    ([*GROUP, "decode.pdb.maxUnavailable=10%"], r"decode.pdb: of groups only maxUnavailable as a number"),
+    ([*GROUP, "decode.config.rank-join-timeout=3600"],
+     r"decode.probes.startup: periodSeconds times failureThreshold is 1800 s, but a group may take 3600 s to join"),
+    ([*GROUP, "fullnameOverride=a123456789012345678901234567890123456789", "decode.pools.b200.replicas=1"],
+     r"decode-b200: the name \S+ is longer than the 48 characters of a set with groups"),
+    (["standalone.enabled=true", *(g.replace("decode", "standalone") for g in GROUP), "networkPolicy.enabled=false"],
+     r"kv.transport=tcp needs networkPolicy.enabled=true.*write the node's memory"),
+    ([*GROUP, "decode.config.tensor-parallel-size=2"], r"decode.config'?: .*[Aa]dditional propert.*tensor-parallel-size"),
+    ([*GROUP, "decode.config.rank=1"], r"decode.config'?: .*[Aa]dditional propert.*rank"),
     (["prefill.kind=LeaderWorkerSet", "prefill.strategy.type=Recreate"],
      r"prefill.strategy.type: a LeaderWorkerSet has RollingUpdate, not Recreate"),
     (["decode.kind=StatefulSet", "decode.strategy.type=Recreate"],
@@ -305,9 +354,10 @@ def test_the_commands_of_the_operations_page_work():
 class Api(http.server.BaseHTTPRequestHandler):
     """As much of an API server as Helm asks for before it installs: discovery, and one Secret or none."""
     secret = None
-    kinds = {"v1": ["Secret", "Service", "ServiceAccount", "Pod"], "apps/v1": ["Deployment"],
+    kinds = {"v1": ["Secret", "ConfigMap", "Service", "ServiceAccount", "Pod"], "apps/v1": ["Deployment"],
              "policy/v1": ["PodDisruptionBudget"], "autoscaling/v2": ["HorizontalPodAutoscaler"],
-             "keda.sh/v1alpha1": ["ScaledObject"], "networking.k8s.io/v1": ["NetworkPolicy"]}
+             "keda.sh/v1alpha1": ["ScaledObject"], "leaderworkerset.x-k8s.io/v1": ["LeaderWorkerSet"],
+             "networking.k8s.io/v1": ["NetworkPolicy"]}
 
     def answer(self, path):
         groups = [g.split("/") for g in Api.kinds if "/" in g]
@@ -430,6 +480,28 @@ def test_the_values_of_the_grpc_page_let_outside_routers_drive_the_nodes():
         assert set(p.stop().values()) == {0}
 
 
+def test_a_group_that_serves_alone_passes_its_probes_and_answers():
+    sets = ["standalone.enabled=true", *(g.replace("decode", "standalone") for g in GROUP), "standalone.config.threads=1"]
+    m = Manifest(render(HELMS[0], "cpu", *(a for s in sets for a in ("--set", s))))
+    leader, rank = m.workloads()
+    p = LocalPods(m, BUILD, tempfile.mkdtemp(dir=SCRATCH), tiny_model())
+    try:
+        for w in (rank, leader):
+            p.start(w)
+        for w in (leader, rank):
+            get = w.container["readinessProbe"]["httpGet"]
+            until(lambda: open_get(f"http://{p.addresses[w.name]}:{w.ports()[get['port']]}{get['path']}") == 200, 60, p.log(w))
+        service = m.get("Service", "t-tandem")["spec"]
+        assert [w.name for w in m.selected(service["selector"])] == [leader.name], "clients come to the leader"
+        body = json.dumps({"prompt": "hello", "max_tokens": 4}).encode()
+        url = f"http://{p.addresses[leader.name]}:{leader.ports()['http']}/v1/completions"
+        ask = urllib.request.Request(url, body, {"Content-Type": "application/json"})
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(ask, timeout=60) as answer:
+            assert json.load(answer)["usage"]["completion_tokens"] == 4
+    finally:
+        assert set(p.stop().values()) == {0}, [p.log(w)[-1000:] for w in (leader, rank)]
+
+
 def notes(helm, *args):
     with ApiServer() as url:
         return call([helm, "install", "t", CHART, "-n", "tandem", "--dry-run=client", "--disable-openapi-validation",
@@ -447,6 +519,9 @@ SAID = [
     (["adminTls.enabled=true", "adminTls.existingSecret=x", "adminTls.mode=mutual"],
      r"NOTE: adminTls.mode=mutual: tandemctl needs"),
     (["auth.enabled=true", "auth.existingSecret=x"], r"Authorization: Bearer"),
+    ([*GROUP, "decode.replicas=3"], r"decode \(3 of 2 pods\)"),
+    ([*GROUP, "model.volume=null", "model.fetch.uri=https://models.example/m", "model.fetch.files[0].name=m.gguf",
+      "model.fetch.files[0].sha256=" + "0" * 64], r"NOTE: every pod of a group fetches the model.*a claim"),
     (["standalone.enabled=true", "standalone.pools.a.replicas=2"],
      r"wait pod -l app.kubernetes.io/instance=t,app.kubernetes.io/component=standalone --for=condition=Ready"),
 ]

@@ -28,7 +28,7 @@ GOLDEN = {f[:-5]: Manifest.load(os.path.join(HERE, "golden", f)) for f in sorted
 # What a rendering may name without defining it: the operator brings them.
 BROUGHT = {"PersistentVolumeClaim", "StorageClass"}
 CERTS = {}
-SHARED = []  # the running pods of the rendering "cpu"
+SHARED = {}  # the running pods of a rendering, by its name
 
 
 def every_workload():
@@ -126,6 +126,8 @@ def test_ports_of_containers_are_those_the_programs_listen_on():
             assert ports["http"] == int(told["port"]), (name, w.name)
             assert told["grpc"] == ("true" if "grpc" in ports else "false"), (name, w.name)
             assert "grpc" not in ports or ports["grpc"] == int(told["grpc-port"]), (name, w.name)
+        elif w.is_rank:
+            assert set(ports) == {"admin"}, "clients, routers and ranks come to the leader"
         else:
             starts_as = w.labels["tandem/starts-as"]
             assert told["role"] == ("both" if starts_as == "standalone" else starts_as), (name, w.name)
@@ -137,15 +139,25 @@ def test_ports_of_containers_are_those_the_programs_listen_on():
         assert told["admin-host"] == pods.addresses[w.name], "probes come to the pod's address"
 
 
+def chosen(selector, labels):
+    for e in selector.get("matchExpressions", []):
+        assert e["operator"] == "In", e
+        if labels.get(e["key"]) not in e["values"]:
+            return False
+    return matches(selector["matchLabels"], labels)
+
+
 def test_selectors_find_pods_and_names_of_ports_resolve():
     for name, m in GOLDEN.items():
         for service in m.of("Service"):
             found = m.selected(service["spec"]["selector"])
-            assert len(found) == 1, (name, service["metadata"]["name"], [w.name for w in found])
+            assert len(found) == 1 and not found[0].is_rank, (name, service["metadata"]["name"], [w.name for w in found])
             for port in service["spec"]["ports"]:
                 assert port["targetPort"] in found[0].ports(), (name, service["metadata"]["name"], port)
         for doc in m.of("PodDisruptionBudget"):
-            assert len(m.selected(doc["spec"]["selector"]["matchLabels"])) == 1, (name, doc["metadata"]["name"])
+            found = m.selected(doc["spec"]["selector"]["matchLabels"])
+            assert {w.doc["metadata"]["name"] for w in found} == {doc["metadata"]["name"]}, (name, doc["metadata"]["name"])
+            assert len(found) == found[0].size, f"{name}: whoever evicts a pod of a group ends its node"
         for w in m.workloads():
             if w.doc["kind"] != "LeaderWorkerSet":
                 assert m.selected(w.doc["spec"]["selector"]["matchLabels"]) == [w] or len(
@@ -160,7 +172,7 @@ def test_selectors_find_pods_and_names_of_ports_resolve():
             found = [s for s in m.of("Service") if matches(doc["spec"]["selector"]["matchLabels"], s["metadata"]["labels"])]
             assert len(found) == 1 and found[0]["spec"]["ports"][0]["name"] == doc["spec"]["endpoints"][0]["port"], name
         for doc in m.of("PodMonitor"):
-            found = m.selected(doc["spec"]["selector"]["matchLabels"])
+            found = [w for w in m.workloads() if chosen(doc["spec"]["selector"], w.labels)]
             assert {w.name for w in found} == {w.name for w in m.workloads() if not w.is_router}, name
             assert all(doc["spec"]["podMetricsEndpoints"][0]["port"] in w.ports() for w in found), name
 
@@ -174,7 +186,7 @@ def test_routers_find_pods_by_a_headless_service_before_they_are_ready():
                 spec = m.get("Service", host)["spec"]
                 assert spec["clusterIP"] == "None" and spec["publishNotReadyAddresses"] is True, (name, host)
                 found, = m.selected(spec["selector"])
-                assert found.component == "node" and found.ports()["ctrl"] == int(port), (name, arg)
+                assert found.component == "node" and found.index == 0 and found.ports()["ctrl"] == int(port), (name, arg)
                 looked_up += 1
     assert looked_up >= 9, looked_up
 
@@ -233,20 +245,90 @@ def test_the_end_of_a_pod_fits_into_its_grace():
         assert not w.is_router or sleep > 0, (name, w.name)
 
 
-# ---- the pods of the rendering "cpu" as processes ----
+# ---- nodes that are groups of pods ----
 
-def pods():
-    if not SHARED:
-        m = GOLDEN["cpu"]
-        p = LocalPods(m, BUILD, tempfile.mkdtemp(dir=SCRATCH), tiny_model())
-        SHARED.append(p)
-        atexit.register(p.stop)
+def groups():
+    """(rendering, pods of a set's first group by rank) of every set with groups."""
+    for name, m in GOLDEN.items():
+        by_set = {}
         for w in m.workloads():
+            by_set.setdefault(w.doc["metadata"]["name"], []).append(w)
+        for pods_of in by_set.values():
+            if len(pods_of) > 1:
+                yield name, m, pods_of
+
+
+def test_a_groups_pods_are_told_to_be_one_node():
+    n = 0
+    for name, m, (leader, *ranks) in groups():
+        p = LocalPods(m, BUILD, tempfile.mkdtemp(dir=SCRATCH), tiny_model())
+        told = {}
+        for w in (leader, *ranks):
+            argv, env, _ = p.command(w)
+            said = config_of(argv, env, "--print-config").replace(os.path.join(p.folder, w.name), "")
+            told[w.index] = dict(re.findall(r"^([a-z-]+): \"?(.*?)\"?$", said, re.M))
+            assert told[w.index]["tensor-parallel-size"] == str(leader.size), (name, w.name)
+            assert told[w.index]["rank"] == str(w.index), (name, w.name)
+        listens = told[0]["rank-listen"]
+        assert listens == f"{p.addresses[leader.name]}:{leader.ports()['ranks']}", (name, listens)
+        assert leader.doc["spec"]["leaderWorkerTemplate"]["restartPolicy"] == "RecreateGroupOnPodRestart", name
+        assert leader.doc["spec"]["startupPolicy"] == "LeaderCreated", "a leader that waits for its ranks is not ready before them"
+        for w in ranks:
+            assert told[w.index]["rank-leader"] == listens, (name, w.name)
+            differ = {k for k in told[0] if told[0][k] != told[w.index][k]}
+            assert differ <= {"rank", "rank-listen", "rank-leader", "name", "listen", "admin-host"}, (name, w.name, differ)
+            for key in ("image", "command", "resources", "securityContext", "volumeMounts", "env", "startupProbe", "livenessProbe"):
+                assert w.container[key] == leader.container[key], (name, w.name, key)
+            for key in ("terminationGracePeriodSeconds", "securityContext", "volumes", "serviceAccountName"):
+                assert w.spec[key] == leader.spec[key], (name, w.name, key)
+            n += 1
+    assert n >= 3, n
+
+
+def selected_by(m, rule_peers, labels):
+    return any(matches(peer["podSelector"].get("matchLabels", {}), labels) for peer in rule_peers if "podSelector" in peer)
+
+
+def open_between(m, source, target):
+    """Port ranges by which a policy lets `source` out to `target`, and another lets it in."""
+    ways = []
+    for direction, peers, mine, other in (("egress", "to", source, target), ("ingress", "from", target, source)):
+        ways.append({(p["port"], p.get("endPort", p["port"])) for doc in m.of("NetworkPolicy")
+                     if matches(doc["spec"]["podSelector"]["matchLabels"], mine.labels)
+                     for rule in doc["spec"].get(direction, []) if selected_by(m, rule[peers], other.labels)
+                     for p in rule["ports"]})
+    return ways[0] & ways[1]
+
+
+def test_the_policies_open_a_group_to_itself_and_its_ranks_to_nobody_else():
+    m = GOLDEN["tensor-parallel"]
+    router = next(w for w in m.workloads() if w.is_router)
+    for _, m, (leader, *ranks) in groups():
+        kv, = (r for r in open_between(m, leader, ranks[0]))
+        for w in ranks:
+            assert open_between(m, leader, w) == open_between(m, w, w) == {kv}, w.name
+            assert open_between(m, w, leader) == {kv, (leader.ports()["ranks"],) * 2}, w.name
+            assert not open_between(m, router, w) and not open_between(m, w, router), w.name
+        assert open_between(m, router, leader) == {(leader.ports()["ctrl"],) * 2}
+
+
+# ---- the pods of the rendering "cpu" (and of one with groups) as processes ----
+
+def pods(name="cpu"):
+    if name not in SHARED:
+        m = GOLDEN[name]
+        p = LocalPods(m, BUILD, tempfile.mkdtemp(dir=SCRATCH), tiny_model(heads=8, kv_heads=4))  # one for each rank at least
+        if name != "cpu":
+            for i, w in enumerate(p.addresses):
+                p.addresses[w] = f"127.4.{os.getpid() % 250}.{i + 1}"
+        SHARED[name] = p
+        atexit.register(p.stop)
+        for w in reversed(m.workloads()):  # a group's ranks before its leader: they wait for it
             p.start(w)
         for w in m.workloads():
             for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
                 answers(p, w, probe)
-    return SHARED[0]
+    return SHARED[name]
 
 
 def answers(p, w, probe):
@@ -350,14 +432,97 @@ def test_with_tls_and_keys_only_callers_with_certificate_and_key_are_served():
     assert set(p.stop().values()) == {0}
 
 
-def test_tandemctl_in_a_routers_pod_finds_its_router():
-    p = pods()
+def nodes_of(p):
+    """Names of the nodes that the router's pod knows, by tandemctl inside it."""
     router = next(w for w in p.manifest.workloads() if w.is_router)
     _, env, _ = p.command(router)
     done = subprocess.run([os.path.join(BUILD, "ctl", "tandemctl"), "get", "nodes", "-o", "json"], env=dict(os.environ, **env),
                           capture_output=True, text=True, timeout=30)
     assert done.returncode == 0, done.stderr
-    assert sorted(n["name"] for n in json.loads(done.stdout)["nodes"]) == ["t-tandem-decode-0", "t-tandem-prefill-0"], done.stdout
+    return sorted(n["name"] for n in json.loads(done.stdout)["nodes"])
+
+
+def open_stream(p, n):
+    """(connection, answer) of a chat request of n tokens whose first event has come."""
+    router = next(w for w in p.manifest.workloads() if w.is_router)
+    c = http.client.HTTPConnection(p.addresses[router.name], 8000, timeout=60)
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": n, "ignore_eos": True, "stream": True,
+            "stream_options": {"include_usage": True}}
+    c.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
+    answer = c.getresponse()
+    assert answer.status == 200, answer.read()
+    assert answer.readline().startswith(b"data: ")
+    return c, answer
+
+
+def rest_of_stream(c, answer):
+    """Tokens that it had in the end."""
+    events = [json.loads(line[6:]) for line in answer.read().splitlines() if line.startswith(b"data: {")]
+    c.close()
+    return events[-1]["usage"]["completion_tokens"]
+
+
+def test_tandemctl_in_a_routers_pod_finds_its_router():
+    assert nodes_of(pods()) == ["t-tandem-decode-0", "t-tandem-prefill-0"]
+
+
+def tokens(p, prompt):
+    """Output token ids of one completion, by the router."""
+    router = next(w for w in p.manifest.workloads() if w.is_router)
+    c = http.client.HTTPConnection(p.addresses[router.name], 8000, timeout=60)
+    body = {"prompt": prompt, "temperature": 0, "max_tokens": 40, "ignore_eos": True, "return_token_ids": True}
+    c.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+    answer = c.getresponse()
+    said = answer.read()
+    c.close()
+    assert answer.status == 200, said
+    return json.loads(said)["choices"][0]["token_ids"]
+
+
+def test_groups_of_pods_serve_as_one_node_each_with_the_tokens_of_one_process():
+    p = pods("tensor-parallel")
+    done = helm_test(p)
+    assert done.returncode == 0 and "a chat request is answered" in done.stdout, (done.stdout, done.stderr)
+    assert nodes_of(p) == ["t-tandem-decode-0", "t-tandem-prefill-0"], "a router sees nodes, no ranks"
+    for prompt in ("hello", "one two three four five six seven eight nine ten " * 8):
+        assert tokens(p, prompt) == tokens(pods(), prompt), prompt
+    only_what_the_policies_let_in(p)
+
+
+def test_the_end_of_one_pod_is_its_groups_and_a_new_group_serves():
+    """What the controller is asked for by RecreateGroupOnPodRestart: all pods of the group go, and come again."""
+    p = pods("tensor-parallel")
+    group = [w for w in p.manifest.workloads() if w.labels["tandem/pool"] == "decode"]
+    others = [w for w in p.manifest.workloads() if w not in group]
+    p.processes[group[-1].name].kill()
+    for w in group[:-1]:
+        assert p.processes[w.name].wait(30) == 1, (w.name, p.log(w)[-2000:])
+    for w in group:
+        p.processes[w.name].wait()
+        p.start(w)
+    for w in group:
+        answers(p, w, "readinessProbe")
+    router = next(w for w in others if w.is_router)
+    answers(p, router, "readinessProbe")
+    assert tokens(p, "hello") == tokens(pods(), "hello")
+    assert all(p.processes[w.name].poll() is None for w in others)
+
+
+def test_a_group_that_is_told_to_go_finishes_what_it_has():
+    """SIGTERM comes to all pods of a group at once, in the middle of a stream."""
+    p = pods("tensor-parallel")
+    group = [w for w in p.manifest.workloads() if w.labels["tandem/pool"] == "decode"]
+    c, answer = open_stream(p, 600)
+    for w in reversed(group):
+        p.processes[w.name].send_signal(signal.SIGTERM)
+    assert rest_of_stream(c, answer) == 600
+    for w in group:
+        assert p.processes[w.name].wait(30) == 0, (w.name, p.log(w)[-2000:])
+        assert not w.is_rank or "rank 0 has said goodbye" in p.log(w), w.name
+    router = next(w for w in p.manifest.workloads() if w.is_router)
+    assert "attempt failed" not in p.log(router)  # it was finished there, not replayed elsewhere
+    assert set(p.stop().values()) == {0}
+    del SHARED["tensor-parallel"]
 
 
 def test_the_helm_test_fails_when_no_pair_is_there():
@@ -386,8 +551,7 @@ def allowed_ports(m, w):
     return out
 
 
-def test_what_the_pods_listen_on_is_what_the_network_policy_lets_in():
-    p = pods()
+def only_what_the_policies_let_in(p):
     for w in p.manifest.workloads():
         allowed = allowed_ports(p.manifest, w)
         open_ports = listening(p.processes[w.name].pid)
@@ -395,8 +559,14 @@ def test_what_the_pods_listen_on_is_what_the_network_policy_lets_in():
         for host, port in open_ports:
             assert any(lo <= port <= hi for lo, hi in allowed), f"{w.name} listens on {port}, no policy lets it in"
             assert host != "0.0.0.0", f"{w.name} listens on all interfaces, port {port}"
+        joining = w.ports().get("ranks")  # closed when the group stands
         for lo, hi in allowed:
-            assert any(lo <= port <= hi for _, port in open_ports), f"a policy opens {lo}-{hi} of {w.name}, nobody listens"
+            heard = lo == joining or any(lo <= port <= hi for _, port in open_ports)
+            assert heard, f"a policy opens {lo}-{hi} of {w.name}, nobody listens"
+
+
+def test_what_the_pods_listen_on_is_what_the_network_policy_lets_in():
+    only_what_the_policies_let_in(pods())
 
 
 def series(p, w):
@@ -431,17 +601,9 @@ def test_a_node_pod_that_is_told_to_go_finishes_what_it_has():
     router = next(w for w in p.manifest.workloads() if w.is_router)
     decode, = (w for w in p.manifest.workloads() if w.labels.get("tandem/starts-as") == "decode")
     assert "lifecycle" not in decode.container
-    c = http.client.HTTPConnection(p.addresses[router.name], 8000, timeout=60)
-    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1800, "ignore_eos": True, "stream": True,
-            "stream_options": {"include_usage": True}}
-    c.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
-    answer = c.getresponse()
-    assert answer.status == 200, answer.read()
-    assert answer.readline().startswith(b"data: ")
+    c, answer = open_stream(p, 1800)
     p.processes[decode.name].send_signal(signal.SIGTERM)
-    events = [json.loads(line[6:]) for line in answer.read().splitlines() if line.startswith(b"data: {")]
-    c.close()
-    assert events[-1]["usage"]["completion_tokens"] == 1800, events[-1]
+    assert rest_of_stream(c, answer) == 1800
     assert p.processes[decode.name].wait(30) == 0, p.log(decode)[-2000:]
     assert "attempt failed" not in p.log(router)  # it was finished there, not replayed elsewhere
     log = p.log(decode)
@@ -464,7 +626,7 @@ def test_the_pods_drain_at_sigterm_and_end_without_a_complaint():
         # The decode pod has left before: UCX may say on the prefill pod that nobody is there any more.
         bad = [line for line in bad if '"msg":"ucx says"' not in line or not re.search("Connection refused|somaxconn", line)]
         assert not bad, (w.name, bad[:5])
-    SHARED.clear()
+    del SHARED["cpu"]
 
 
 def test_the_cluster_secret_rotates_in_three_rollouts_without_losing_a_node():

@@ -152,11 +152,30 @@ annotations:
 {{- if .Values.standalone.enabled }}standalone{{ else if .Values.router.enabled }}router{{ end -}}
 {{- end -}}
 
+{{/* A node may be a group of pods. Its leader is what everybody else calls the node; the others have a component of their
+     own, so that no selector that means nodes finds them. */}}
 {{- define "tandem.component" -}}
-{{- if has .role (list "router" "standalone") }}{{ .role }}{{ else }}node{{ end -}}
+{{- if .rank }}rank{{ else if has .role (list "router" "standalone") }}{{ .role }}{{ else }}node{{ end -}}
 {{- end -}}
 
-{{/* Labels that tell a workload's pods: (dict "root" $ "w" WORKLOAD). component is router, node or standalone. */}}
+{{/* Whether clients come to the pod. */}}
+{{- define "tandem.hasApi" -}}
+{{- if has (include "tandem.component" .) (list "router" "standalone") }}true{{ end -}}
+{{- end -}}
+
+{{/* Whether a node of the workload is more than one pod. */}}
+{{- define "tandem.spans" -}}
+{{- if and (ne .role "router") (gt (int (.v.leaderWorkerSet | default dict).size) 1) }}true{{ end -}}
+{{- end -}}
+
+{{/* Whether any pool's does. */}}
+{{- define "tandem.hasGroups" -}}
+{{- $found := "" -}}
+{{- range include "tandem.pools" . | fromJsonArray }}{{ if include "tandem.spans" . }}{{ $found = "true" }}{{ end }}{{ end -}}
+{{- $found -}}
+{{- end -}}
+
+{{/* Labels that tell a workload's pods: (dict "root" $ "w" WORKLOAD). component is router, node, standalone or rank. */}}
 {{- define "tandem.podSelector" -}}
 {{ include "tandem.selector" .root }}
 app.kubernetes.io/component: {{ include "tandem.component" .w }}

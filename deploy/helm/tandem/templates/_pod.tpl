@@ -46,6 +46,15 @@
 {{- end }}
 {{- end -}}
 
+{{- define "tandem.args.kv" -}}
+- --kv-device={{ include "tandem.device" . }}
+- --kv-transports={{ include "tandem.transports" . }}
+{{- if eq .root.Values.kv.transport "tcp" }}
+- --kv-port-range={{ .root.Values.kv.firstPort }}-{{ .root.Values.kv.lastPort }}
+- --kv-trust-network=true
+{{- end }}
+{{- end -}}
+
 {{- define "tandem.args.node" -}}
 {{- $root := .root -}}
 - --role={{ .w.role }}
@@ -53,11 +62,30 @@
 - --listen=tcp://{{ include "tandem.podIpInUrl" $root }}:{{ $root.Values.ports.control }}
 - --admin-host=$(POD_IP)
 - --admin-port={{ $root.Values.ports.nodeAdmin }}
-- --kv-device={{ include "tandem.device" . }}
-- --kv-transports={{ include "tandem.transports" . }}
-{{- if eq $root.Values.kv.transport "tcp" }}
-- --kv-port-range={{ $root.Values.kv.firstPort }}-{{ $root.Values.kv.lastPort }}
-- --kv-trust-network=true
+{{ include "tandem.args.kv" . }}
+{{- end -}}
+
+{{/* A pod of a group that is not its leader: it holds its part of the model and of the KV heads, and follows. Whatever
+     computes must be told the same as the leader, its role included. */}}
+{{- define "tandem.args.rank" -}}
+- --role={{ ternary "both" .w.role (eq .w.role "standalone") }}
+- --name=$(POD_NAME)
+- --admin-host=$(POD_IP)
+- --admin-port={{ .root.Values.ports.nodeAdmin }}
+{{ include "tandem.args.kv" . }}
+{{- end -}}
+
+{{/* What makes a group's pods one node. The controller puts LWS_LEADER_ADDRESS and LWS_WORKER_INDEX (0.6 and later) before
+     the container's own variables. */}}
+{{- define "tandem.args.group" -}}
+{{- $port := .root.Values.ports.ranks -}}
+- --tensor-parallel-size={{ .w.v.leaderWorkerSet.size }}
+{{- if .w.rank }}
+- --rank=$(LWS_WORKER_INDEX)
+- --rank-leader=$(LWS_LEADER_ADDRESS):{{ $port }}
+{{- else }}
+- --rank=0
+- --rank-listen={{ include "tandem.podIpInUrl" .root }}:{{ $port }}
 {{- end }}
 {{- end -}}
 
@@ -81,6 +109,9 @@
 - --admin-port={{ $root.Values.ports.nodeAdmin }}
 - --router-admin-host=$(POD_IP)
 - --router-admin-port={{ $root.Values.ports.routerAdmin }}
+{{- if include "tandem.spans" .w }}
+{{ include "tandem.args.kv" . }}
+{{- end }}
 {{- if $root.Values.tracing.enabled }}
 - --trace-sample-ratio={{ $root.Values.tracing.sampleRatio }}
 {{- end }}
@@ -107,12 +138,15 @@
 - {{ printf "--served-model-name=%s" . | quote }}
 {{- end }}
 - --cluster-key-file=/etc/tandem/cluster/{{ $values.clusterSecret.key }}
-{{ include (printf "tandem.args.%s" (ternary .w.role "node" (has .w.role (list "router" "standalone")))) . }}
+{{ include (printf "tandem.args.%s" (include "tandem.component" .w)) . }}
+{{- if include "tandem.spans" .w }}
+{{ include "tandem.args.group" . }}
+{{- end }}
 {{- if include "tandem.usesGpu" .w }}
 - --backend=cuda
 {{- end }}
 {{- include "tandem.args.adminTls" $values }}
-{{- if $values.tracing.enabled }}
+{{- if and $values.tracing.enabled (not .w.rank) }}
 - --otlp-endpoint={{ $values.tracing.endpoint }}
 {{- end }}
 - --drain-timeout={{ include "tandem.drainSeconds" .w.v }}
@@ -129,7 +163,7 @@
   valueFrom: {fieldRef: {fieldPath: metadata.name}}
 - name: POD_IP
   valueFrom: {fieldRef: {fieldPath: status.podIP}}
-{{- if ne (include "tandem.component" .w) "node" }}
+{{- if include "tandem.hasApi" .w }}
 - name: TANDEM_ROUTER
   value: {{ ternary "https" "http" .root.Values.adminTls.enabled }}://{{ include "tandem.podIpInUrl" .root }}:{{ .root.Values.ports.routerAdmin }}
 {{- if .root.Values.adminTls.enabled }}
@@ -205,7 +239,7 @@ httpGet: {path: {{ .path }}, port: {{ .port | default "admin" }}{{ if .tls }}, s
 {{- $values := .root.Values -}}
 - {name: model, mountPath: {{ $values.model.mountPath }}, readOnly: true}
 - {name: cluster, mountPath: /etc/tandem/cluster, readOnly: true}
-{{- if ne (include "tandem.component" .w) "node" }}
+{{- if include "tandem.hasApi" .w }}
 {{- if $values.tls.enabled }}
 - {name: tls, mountPath: /etc/tandem/tls, readOnly: true}
 {{- if eq $values.tls.mode "mutual" }}
@@ -240,7 +274,7 @@ httpGet: {path: {{ .path }}, port: {{ .port | default "admin" }}{{ if .tls }}, s
   {{- include "tandem.modelVolume" .root | nindent 2 }}
 - name: cluster
   secret: {secretName: {{ include "tandem.clusterSecretName" .root }}, defaultMode: 0440}
-{{- if ne (include "tandem.component" .w) "node" }}
+{{- if include "tandem.hasApi" .w }}
 {{- if $values.tls.enabled }}
 - name: tls
   secret: {secretName: {{ include "tandem.tlsSecretName" .root }}, defaultMode: 0440}
@@ -289,6 +323,7 @@ httpGet: {path: {{ .path }}, port: {{ .port | default "admin" }}{{ if .tls }}, s
 
 {{- define "tandem.container" -}}
 {{- $w := .w -}}
+{{- $component := include "tandem.component" $w -}}
 {{- $ports := .root.Values.ports -}}
 name: tandem
 image: {{ include "tandem.image" (dict "root" .root "image" $w.v.image) }}
@@ -299,13 +334,13 @@ args:
 env:
   {{- include "tandem.env" . | nindent 2 }}
 ports:
-{{- if eq $w.role "router" }}
+{{- if eq $component "router" }}
   - {name: http, containerPort: {{ $ports.http }}, protocol: TCP}
   {{- if $w.v.grpc.enabled }}
   - {name: grpc, containerPort: {{ $ports.grpc }}, protocol: TCP}
   {{- end }}
   - {name: admin, containerPort: {{ $ports.routerAdmin }}, protocol: TCP}
-{{- else if eq $w.role "standalone" }}
+{{- else if eq $component "standalone" }}
   - {name: http, containerPort: {{ $ports.http }}, protocol: TCP}
   {{- if .root.Values.router.grpc.enabled }}
   - {name: grpc, containerPort: {{ $ports.grpc }}, protocol: TCP}
@@ -314,12 +349,17 @@ ports:
   - {name: admin, containerPort: {{ $ports.nodeAdmin }}, protocol: TCP}
 {{- else }}
   - {name: admin, containerPort: {{ $ports.nodeAdmin }}, protocol: TCP}
+  {{- if eq $component "node" }}
   - {name: ctrl, containerPort: {{ $ports.control }}, protocol: TCP}
+  {{- end }}
+{{- end }}
+{{- if and (include "tandem.spans" $w) (not $w.rank) }}
+  - {name: ranks, containerPort: {{ $ports.ranks }}, protocol: TCP}
 {{- end }}
 startupProbe:
   {{- include "tandem.probe" (dict "tls" .root.Values.adminTls.enabled "path" "/startupz" "timing" $w.v.probes.startup) | nindent 2 }}
 readinessProbe:
-  {{- include "tandem.probe" (dict "tls" .root.Values.adminTls.enabled "path" "/readyz" "port" (ternary "front" "admin" (eq $w.role "standalone")) "timing" $w.v.probes.readiness) | nindent 2 }}
+  {{- include "tandem.probe" (dict "tls" .root.Values.adminTls.enabled "path" "/readyz" "port" (ternary "front" "admin" (eq $component "standalone")) "timing" $w.v.probes.readiness) | nindent 2 }}
 livenessProbe:
   {{- include "tandem.probe" (dict "tls" .root.Values.adminTls.enabled "path" "/livez" "timing" $w.v.probes.liveness) | nindent 2 }}
 {{- if gt (int $w.v.preStopSeconds) 0 }}
@@ -390,9 +430,11 @@ resourceClaims:
   - name: gpu
     resourceClaimTemplateName: {{ include "tandem.workloadName" . }}
 {{- end }}
-{{- if or $v.spread.topologyKey $v.topologySpreadConstraints }}
+{{- /* Nodes are spread, so of a group its leader; where the others go, exclusiveTopology and their resources say. */}}
+{{- $spread := and $v.spread.topologyKey (not .w.rank) }}
+{{- if or $spread $v.topologySpreadConstraints }}
 topologySpreadConstraints:
-  {{- if $v.spread.topologyKey }}
+  {{- if $spread }}
   - maxSkew: 1
     topologyKey: {{ $v.spread.topologyKey }}
     whenUnsatisfiable: {{ $v.spread.whenUnsatisfiable }}
@@ -437,7 +479,7 @@ metadata:
     kubectl.kubernetes.io/default-container: tandem
     {{- /* The generated keys differ at every render, their names do not: a rotation restarts the pods, an upgrade does not. */}}
     tandem/cluster-keys: {{ join "." .root.Values.clusterSecret.keyIds }}
-    {{- if ne (include "tandem.component" .w) "node" }}
+    {{- if include "tandem.hasApi" .w }}
     tandem/config: {{ toJson (list .root.Values.auth.keys .root.Values.model.chatTemplate) | sha256sum | trunc 16 | quote }}
     {{- end }}
     {{- with merge (dict) .w.v.podAnnotations .root.Values.commonAnnotations }}

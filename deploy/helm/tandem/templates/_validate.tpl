@@ -17,14 +17,15 @@
 {{- if and $v.model.fetch.uri (empty $v.model.fetch.files) }}{{ fail "model.fetch.files: name each file with its sha256" }}{{ end -}}
 {{- $roles := dict -}}
 {{- range $pools }}{{ $_ := set $roles .role true }}{{ end -}}
-{{- if and $v.standalone.enabled (or $v.tls.enabled (ne $v.kv.transport "tcp")) -}}
+{{- $groups := include "tandem.hasGroups" . -}}
+{{- if and $v.standalone.enabled (or $v.tls.enabled (and (ne $v.kv.transport "tcp") (not $groups))) -}}
 {{- fail "standalone.enabled: nodes that serve alone have no TLS of their own and move no KV; put TLS in front (router.ingress) and leave kv.transport alone" -}}
 {{- end -}}
 {{- range ternary (list "standalone") (list "prefill" "decode") $v.standalone.enabled -}}
 {{- if not (hasKey $roles .) }}{{ fail (printf "%s: no pool is enabled; a router needs at least one prefill pool and one decode pool" .) }}{{ end -}}
 {{- end -}}
 {{- if gt (len $pools) 16 }}{{ fail "prefill.pools, decode.pools: a router follows at most 16 pools" }}{{ end -}}
-{{- if and (eq $v.kv.transport "tcp") (not $v.networkPolicy.enabled) (not $v.standalone.enabled) -}}
+{{- if and (eq $v.kv.transport "tcp") (not $v.networkPolicy.enabled) (or $groups (not $v.standalone.enabled)) -}}
 {{- fail "kv.transport=tcp needs networkPolicy.enabled=true: whoever reaches a UCX TCP port can write the node's memory (docs/threat-model.md). Keep the policy, or use kv.transport=rdma" -}}
 {{- end -}}
 {{- if gt (int $v.kv.firstPort) (int $v.kv.lastPort) }}{{ fail "kv.firstPort: must not be above kv.lastPort" }}{{ end -}}
@@ -95,9 +96,30 @@
 {{- if and $v.hostNetwork (eq .root.Values.kv.transport "tcp") -}}
 {{- fail (printf "%s.hostNetwork: a NetworkPolicy does not cover the host's network, so kv.transport=tcp is refused with it" $w.name) -}}
 {{- end -}}
-{{- if and (eq $v.kind "LeaderWorkerSet") (ne (int $v.leaderWorkerSet.size) 1) -}}
-{{- fail (printf "%s.leaderWorkerSet.size: this version's engine does not span hosts, so a group is 1 pod" $w.name) -}}
+{{- if and (ne $v.kind "LeaderWorkerSet") (or (gt (int $v.leaderWorkerSet.size) 1) $v.leaderWorkerSet.exclusiveTopology) -}}
+{{- fail (printf "%s.leaderWorkerSet: only for kind LeaderWorkerSet; a %s has no groups" $w.name $v.kind) -}}
 {{- end -}}
+{{- if include "tandem.spans" $w }}{{ include "tandem.validateGroup" . }}{{ end -}}
 {{- if gt (int $v.gpu.count) 1 }}{{ fail (printf "%s.gpu.count: this version's engine uses one GPU, so a pod asks for 1; raise replicas" $w.name) }}{{ end -}}
 {{- if and $v.gpu.dra.enabled (gt (int $v.gpu.count) 0) }}{{ fail (printf "%s.gpu: count and dra.enabled exclude each other" $w.name) }}{{ end -}}
+{{- end -}}
+
+{{/* A pool whose nodes are groups of pods. */}}
+{{- define "tandem.validateGroup" -}}
+{{- $w := .w -}}
+{{- $v := .w.v -}}
+{{- if include "tandem.usesGpu" $w -}}
+{{- fail (printf "%s.leaderWorkerSet.size: this version's CUDA engine has no ranks, so a GPU node is 1 pod; groups compute on processors" $w.name) -}}
+{{- end -}}
+{{- /* The controller names a group's StatefulSet after its leader, and its revision must fit a label: 63 = 48 + "-999" + "-" + 10. */}}
+{{- if gt (len (include "tandem.workloadName" .)) 48 }}{{ fail (printf "%s: the name %s is longer than the 48 characters of a set with groups; shorten fullnameOverride or the pool's name" $w.name (include "tandem.workloadName" .)) }}{{ end -}}
+{{- /* A budget counts pods, but one evicted pod takes its group along: N pods that may go could belong to N groups. */}}
+{{- if and $v.pdb.enabled (or (not (kindIs "invalid" $v.pdb.minAvailable)) (kindIs "string" $v.pdb.maxUnavailable)) -}}
+{{- fail (printf "%s.pdb: of groups only maxUnavailable as a number has a meaning: how many of them may be away at once" $w.name) -}}
+{{- end -}}
+{{- $startup := mul (int $v.probes.startup.periodSeconds) (int $v.probes.startup.failureThreshold) -}}
+{{- $join := int (get $v.config "rank-join-timeout" | default 600) -}}
+{{- if lt (int $startup) $join -}}
+{{- fail (printf "%s.probes.startup: periodSeconds times failureThreshold is %d s, but a group may take %d s to join (config.rank-join-timeout)" $w.name (int $startup) $join) -}}
+{{- end -}}
 {{- end -}}
