@@ -19,7 +19,7 @@
 
 /* Design: the connections of the joining form a star around rank 0 and stay open. Any thread may read them, under
  * `lock`: the main thread when its watch fires (td_ranks_check), the engine's while it waits in a call. What they say
- * is little: LOST (rank 0 tells who has gone), LEAVE (rank 0 ends the group), and their end, which is the death of the
+ * is little: LOST (who has gone, or failed; rank 0 passes it on), LEAVE (rank 0 ends the group), and their end, which is the death of the
  * process behind them unless LEAVE came first.
  *
  * The first reason wins `err` by compare-and-swap; whoever won logs it, tells the others and rings `stop_fd`.
@@ -42,7 +42,7 @@ static void tell_lost(struct rk_group *g, td_err e, uint32_t rank, const char *w
         if (c == NULL || c->state != RK_UP) {
             continue;
         }
-        if (g->base.rank == 0 && i != rank && td__rk_conn_put(c, RANK_LOST, lost, n)) {
+        if (i != rank && td__rk_conn_put(c, RANK_LOST, lost, n)) {
             (void)td__rk_conn_flush(c); /* else the end of the connection says it */
         }
         (void)shutdown(c->fd, SHUT_WR);
@@ -60,9 +60,11 @@ void td__rk_fail(struct rk_group *g, td_err e, uint32_t rank, const char *why)
         return;
     }
     if (e != TD_ERR_CLOSED) {
+        char quoted[2 * TD_LINK_TEXT]; /* the reason may be another rank's */
         const char *name = rank == RK_NONE ? "" : g->peers[rank].name;
-        TD_LOG(ERROR, "rank lost, the group is over", "rank=%d name=%s err=%s why=\"%s\"",
-               rank == RK_NONE ? -1 : (int)rank, name, td_err_code(e), why);
+        TD_LOG(ERROR, "rank lost, the group is over", "rank=%d name=%s err=%s why=%s",
+               rank == RK_NONE ? -1 : (int)rank, name, td_err_code(e),
+               td_log_quote(why, strlen(why), quoted, sizeof quoted));
         tell_lost(g, e, rank, why);
     }
     ssize_t n = write(g->stop_fd, &one, sizeof one);
@@ -93,10 +95,10 @@ static bool on_frame(struct rk_group *g, struct rk_conn *c, const struct rank_fr
                               memory_order_relaxed); /* a hint to look at the clock */
         unwatch(g, c);
         return false;
-    } else if (f->type == RANK_LOST && c->rank == 0 &&
+    } else if (f->type == RANK_LOST &&
                rank_lost_parse(f->payload, f->len, &out->rank, &out->e, out->why)) {
         out->e = TD_ERR_PEER_LOST;
-        out->rank = out->rank < g->base.n ? out->rank : 0;
+        out->rank = out->rank < g->base.n ? out->rank : c->rank;
     } else {
         *out = (struct verdict){TD_ERR_PROTOCOL, c->rank, "a frame out of turn"};
     }

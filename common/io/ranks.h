@@ -44,7 +44,8 @@ struct td_rank_params {
     uint32_t n_keys;
     struct td_rank_terms terms;
     const char *kv_device, *kv_transports; /* as of struct td_xfer_params */
-    uint32_t port_first, port_last;        /* of UCX over TCP; 0: any */
+    uint32_t port_first,
+        port_last; /* of UCX over TCP; 0: any. Rank 0's data plane takes one of them, too */
     bool trust_network;
     int64_t join_us; /* for the whole group to stand */
     int64_t

@@ -41,7 +41,7 @@ enum rank_frame_type {
     RANK_GO,        /* rank 0 -> each: everybody is ready; the group's number */
     RANK_REFUSE,    /* either: err and text; without a tag before CHALLENGE */
     RANK_LEAVE,     /* rank 0 -> each: ends the group, nothing is wrong */
-    RANK_LOST,      /* rank 0 -> each: the group is over, and whose fault it is */
+    RANK_LOST,      /* either: the group is over, and whose fault it is; rank 0 tells the others */
     RANK_FRAME_TYPES
 };
 

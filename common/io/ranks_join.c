@@ -116,12 +116,12 @@ static td_err say_hello(struct dialer *d)
 static td_err on_refuse(struct dialer *d, const struct rank_frame *f)
 {
     td_err e;
-    char why[TD_LINK_TEXT];
+    char why[TD_LINK_TEXT], quoted[2 * TD_LINK_TEXT];
     if (!link_reason_parse(f->payload, f->len, &e, why)) {
         return again(d, "a refusal that cannot be read");
     }
-    TD_LOG(ERROR, "rank 0 refused this rank", "rank=%u at=%s err=%s why=\"%s\"", d->j->p->rank,
-           d->c->peer, td_err_code(e), why);
+    TD_LOG(ERROR, "rank 0 refused this rank", "rank=%u at=%s err=%s why=%s", d->j->p->rank,
+           d->c->peer, td_err_code(e), td_log_quote(why, strlen(why), quoted, sizeof quoted));
     return e;
 }
 

@@ -10,6 +10,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "common/base/assert.h"
 #include "common/base/clock.h"
 #include "common/base/fault.h"
 #include "common/base/log.h"
@@ -24,6 +25,7 @@
 
 #define MAX_CONNS (TD_RANK_MAX_STRANGERS + TD_RANKS_MAX)
 #define BACKLOG   64
+#define PAUSE_US  100000
 
 struct lead {
     struct rk_join *j;
@@ -32,24 +34,32 @@ struct lead {
     uint32_t n_conns;
     struct rk_conn *by_rank[TD_RANKS_MAX]; /* borrowed of conns: they have proved themselves */
     uint32_t n_joined, n_ready;
-    bool listed; /* the list has gone out */
+    bool listed;       /* the list has gone out */
+    int64_t accept_us; /* not before: the process has no descriptors left */
     char missing[256];
 };
 
 /* ---- listening ---- */
 
+/* The first of the addresses that takes a listener. */
 static td_err open_listener(struct lead *l, const struct addrinfo *a)
 {
     int on = 1;
-    l->listen_fd = socket(a->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (l->listen_fd < 0) {
-        return TD_ERR_IO;
+    for (; a != NULL; a = a->ai_next) {
+        int fd = socket(a->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+        if (fd < 0) {
+            continue;
+        }
+        (void)setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+        if (bind(fd, a->ai_addr, a->ai_addrlen) == 0 && listen(fd, BACKLOG) == 0) {
+            l->listen_fd = fd;
+            return TD_OK;
+        }
+        int err = errno;
+        (void)close(fd);
+        errno = err; /* for the log */
     }
-    (void)setsockopt(l->listen_fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-    if (bind(l->listen_fd, a->ai_addr, a->ai_addrlen) != 0 || listen(l->listen_fd, BACKLOG) != 0) {
-        return TD_ERR_ADDRESS;
-    }
-    return TD_OK;
+    return TD_ERR_ADDRESS;
 }
 
 static uint16_t port_of(int fd)
@@ -79,8 +89,7 @@ static td_err write_port(const struct td_rank_params *p, uint16_t port)
 static td_err start_listening(struct lead *l)
 {
     const struct td_rank_params *p = l->j->p;
-    const struct addrinfo hints = {.ai_socktype = SOCK_STREAM,
-                                   .ai_flags = AI_PASSIVE | AI_ADDRCONFIG};
+    const struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE};
     struct addrinfo *list = NULL;
     char host[256], port[8];
     TD_TRY(td__rk_split("--rank-listen", p->listen, host, port));
@@ -120,10 +129,14 @@ static bool accept_one(struct lead *l, int64_t now)
 {
     struct sockaddr_storage a;
     socklen_t len = sizeof a;
-    if (strangers(l) == TD_RANK_MAX_STRANGERS) {
+    if (strangers(l) == TD_RANK_MAX_STRANGERS || now < l->accept_us) {
         return false;
     }
     int fd = accept4(l->listen_fd, (struct sockaddr *)&a, &len, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    if (fd < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != ECONNABORTED) {
+        TD_LOG(WARN, "cannot accept a rank, trying again in 100 ms", "errno=%d", errno);
+        l->accept_us = now + PAUSE_US;
+    }
     struct rk_conn *c = fd >= 0 ? td_zalloc(1, sizeof *c) : NULL;
     if (c == NULL) {
         if (fd >= 0) {
@@ -235,6 +248,10 @@ static td_err check_who(struct lead *l, const struct rk_conn *c, const struct ra
                        l->by_rank[rank]->peer);
         return TD_ERR_CONFIG;
     }
+    if (!td_ucx_address_ok(w->address, w->address_bytes)) {
+        (void)snprintf(why, cap, "what rank %u calls its UCX address is none", rank);
+        return TD_ERR_ADDRESS;
+    }
     return rank_terms_compare(&p->terms, &w->terms, rank, why, cap);
 }
 
@@ -244,8 +261,10 @@ static bool on_prove(struct lead *l, struct rk_conn *c, const struct rank_frame 
     char why[TD_LINK_TEXT];
     td_err e;
     if (f->type == RANK_REFUSE && link_reason_parse(f->payload, f->len, &e, why)) {
-        TD_LOG(WARN, "a rank refused us", "rank=%u from=%s err=%s why=\"%s\"", c->hello.rank,
-               c->peer, td_err_code(e), why); /* without a tag: its word, and no more */
+        char quoted[2 * TD_LINK_TEXT];
+        TD_LOG(WARN, "a rank refused us", "rank=%u from=%s err=%s why=%s", c->hello.rank, c->peer,
+               td_err_code(e), td_log_quote(why, strlen(why), quoted, sizeof quoted));
+        /* without a tag: its word, and no more */
         return false;
     }
     if (f->type != RANK_PROVE) {
@@ -355,6 +374,7 @@ static td_err send_list(struct lead *l)
     l->listed = true;
     for (uint32_t i = 1; i < g->base.n; i++) {
         struct rk_conn *c = l->by_rank[i];
+        TD_INSIST(c != NULL); /* all are there */
         (void)snprintf(g->peers[i].name, sizeof g->peers[0].name, "%s", c->name);
         TD_TRY(td__rk_connect(g, i, c->address, c->address_bytes));
         for (uint32_t k = 0; k < g->base.n; k++) {
@@ -375,6 +395,7 @@ static td_err send_go(struct lead *l)
     link_put64(group, g->id);
     for (uint32_t i = 1; i < g->base.n; i++) {
         struct rk_conn *c = l->by_rank[i];
+        TD_INSIST(c != NULL); /* all are there */
         c->state = RK_UP;
         if (!td__rk_conn_put(c, RANK_GO, group, sizeof group) || !td__rk_conn_flush(c) ||
             c->out.len > 0) {
@@ -403,10 +424,11 @@ static void list_missing(struct lead *l)
 static td_err wait_for_some(struct lead *l, int64_t now)
 {
     struct pollfd fds[MAX_CONNS + 2];
-    int64_t until = TD_NEVER;
+    int64_t until;
     nfds_t n = 0;
     fds[n++] = (struct pollfd){.fd = l->j->signal_fd, .events = POLLIN};
-    bool room = !l->listed && strangers(l) < TD_RANK_MAX_STRANGERS;
+    bool room = !l->listed && strangers(l) < TD_RANK_MAX_STRANGERS && now >= l->accept_us;
+    until = now < l->accept_us ? l->accept_us : TD_NEVER;
     fds[n++] = (struct pollfd){.fd = room ? l->listen_fd : -1, .events = POLLIN};
     for (uint32_t i = 0; i < l->n_conns; i++) {
         const struct rk_conn *c = l->conns[i];

@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <poll.h>
+#include <sched.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -24,7 +25,7 @@
  * when UCX still holds an operation then, UCX itself is closed on the spot. The group is over anyway. */
 
 #define RK_PROGRESS  32
-#define RK_SPIN_US   50
+#define RK_SPIN_US   50 /* yielding, not burning: ranks may share cores with others */
 #define RK_BUSY_ARMS 64 /* refusals to arm in a row before sleeping all the same, see xfer.c */
 #define RK_BUSY_MS   1
 #define RK_CLOSE_US  1000000
@@ -262,7 +263,7 @@ static bool drive(struct rk_group *g, int64_t deadline_us)
         if (did) {
             g->busy_arms = 0;
         } else if (g->spins && now - idle_since < RK_SPIN_US) {
-            cpu_pause();
+            (void)sched_yield();
         } else {
             sleep_until(g, now, deadline_us < leave_at ? deadline_us : leave_at);
         }
@@ -412,7 +413,12 @@ td_err td__rk_connect(struct rk_group *g, uint32_t rank, const uint8_t *address,
 {
     struct td_ucx_place place;
     ucp_err_handler_t on_error = {on_ep_error, g};
-    TD_TRY(td_ucx_connect(&g->ucx, address, n, on_error, &g->peers[rank].ep));
+    td_err e = td_ucx_connect(&g->ucx, address, n, on_error, &g->peers[rank].ep);
+    if (e != TD_OK) {
+        TD_LOG(ERROR, "no data plane to a rank, give all the same --kv-transports and --kv-device",
+               "rank=%u name=%s err=%s", rank, g->peers[rank].name, td_err_code(e));
+        return e;
+    }
     g->n_here += td_ucx_place_here(&g->ucx, address, n, &place);
     if (rank == (g->base.rank + 1) % g->base.n) {
         g->transport = td_ucx_transport(g->peers[rank].ep);

@@ -470,6 +470,12 @@ static bool unwrap(const uint8_t *address, size_t n, const ucp_address_t **out)
     return true;
 }
 
+bool td_ucx_address_ok(const uint8_t *address, size_t n)
+{
+    const ucp_address_t *raw;
+    return unwrap(address, n, &raw);
+}
+
 bool td_ucx_place_here(const struct td_ucx *u, const uint8_t *address, size_t n,
                        struct td_ucx_place *out)
 {

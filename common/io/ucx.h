@@ -65,6 +65,8 @@ td_err td_ucx_check_device(const char *device, const char *transports, bool trus
 td_err td_ucx_connect(struct td_ucx *u, const uint8_t *address, size_t n,
                       ucp_err_handler_t on_error, ucp_ep_h *out_ep) TD_MUST_CHECK;
 
+/* Is it an address that a process of ours has wrapped? Says nothing about whether it can be reached. */
+bool td_ucx_address_ok(const uint8_t *address, size_t n);
 /* The place in a wrapped address; false: not an address of ours, or not of this host and PID namespace. */
 bool td_ucx_place_here(const struct td_ucx *u, const uint8_t *address, size_t n,
                        struct td_ucx_place *out);

@@ -17,7 +17,7 @@
 #include "common/base/rng.h"
 #include "common/io/loop.h"
 #include "common/io/ranks.h"
-#include "common/io/ranks_frame.h"
+#include "common/io/ranks_int.h"
 #include "tests/unit/check.h"
 
 /* Every rank is a process of its own, forked before UCX starts in it; this process only watches. What a rank found is
@@ -417,6 +417,24 @@ static void a_frozen_rank_stalls_an_exchange(void **state)
     world_down();
 }
 
+static void a_frozen_rank_is_named_to_all(void **state)
+{
+    world_up(*state, 3);
+    for (uint32_t i = 0; i < 3; i++) {
+        struct spec s = spec_of(i, exchange_for_ever);
+        s.wait_us = i == 1 ? 500000 : ALARM_S * 1000000ll; /* rank 1 notices first, and says so */
+        start(i, s);
+    }
+    wait_step(0, 5);
+    assert_int_equal(kill(pids[2], SIGSTOP), 0);
+    end(1);
+    end(0);
+    assert_int_equal(w->found[1].run, TD_ERR_STALLED);
+    assert_int_equal(w->found[0].run, TD_ERR_PEER_LOST);
+    kill_rank(2);
+    world_down();
+}
+
 static void *stop_soon(void *arg)
 {
     struct td_ranks *r = arg;
@@ -545,24 +563,35 @@ static void a_goodbye_is_heard_after_rank_0_left(void **state)
 
 /* ---- joining ---- */
 
-static void ranks_find_each_other_in_any_order(void **state)
+static int listen_here(void)
 {
     struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
     int on = 1, l = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    world_up(*state, 3);
     a.sin_port = htons(w->port);
     assert_int_equal(setsockopt(l, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on), 0);
     assert_int_equal(bind(l, (struct sockaddr *)&a, sizeof a), 0);
     assert_int_equal(listen(l, 8), 0);
     not_for_ranks = l;
+    return l;
+}
+
+static void end_listening(int l)
+{
+    (void)close(l);
+    not_for_ranks = -1;
+}
+
+static void ranks_find_each_other_in_any_order(void **state)
+{
+    world_up(*state, 3);
+    int l = listen_here();
     start(2, spec_of(2, say_bye));
     for (int i = 0; i < 2; i++) {       /* it dials, and dials again */
         int fd = accept(l, NULL, NULL); /* NOLINT: no exec */
         assert_true(fd >= 0);
         (void)close(fd);
     }
-    (void)close(l);
-    not_for_ranks = -1;
+    end_listening(l);
     start(0, spec_of(0, say_bye));
     start(1, spec_of(1, say_bye));
     all_end_well();
@@ -717,9 +746,19 @@ static size_t read_all(int fd, uint8_t *buf, size_t cap)
     return n;
 }
 
+static void raw_wait(struct rk_conn *c, struct rank_frame *f)
+{
+    struct pollfd fd = {.fd = c->fd, .events = POLLIN};
+    enum rk_read r;
+    while ((r = td__rk_conn_read(c, f)) == RK_READ_NOTHING) {
+        (void)poll(&fd, 1, -1);
+    }
+    assert_int_equal(r, RK_READ_FRAME);
+}
+
 static void refusal_in(const uint8_t *bytes, size_t n, td_err want)
 {
-    struct rank_frame f;
+    struct rank_frame f = {0};
     td_err e;
     char why[TD_LINK_TEXT];
     assert_true(n >= RANK_OVERHEAD && rank_frame_parse(bytes, n, &f));
@@ -742,6 +781,156 @@ static void another_version_is_refused(void **state)
     (void)close(fd);
     start(1, spec_of(1, say_bye));
     all_end_well();
+    world_down();
+}
+
+/* A dialer of our own, up to the challenge. */
+static void raw_hello(struct rk_conn *c, const struct spec *s, struct rank_frame *challenge)
+{
+    struct rank_hello h = {.version_min = 1, .version_max = 1, .rank = s->rank, .n = w->n};
+    td__rk_conn_open(c, dial(), RK_CHALLENGE);
+    memcpy(h.key_id, s->key.id, sizeof h.key_id);
+    c->key = &s->key;
+    c->hello_len = rank_hello_write(&h, c->hello_bytes);
+    assert_true(td__rk_conn_put(c, RANK_HELLO, c->hello_bytes, c->hello_len));
+    assert_true(td__rk_conn_flush(c));
+    raw_wait(c, challenge);
+    assert_int_equal(challenge->type, RANK_CHALLENGE);
+    assert_true(td__rk_conn_set_keys(c, challenge->payload, challenge->len, true));
+    assert_true(td__rk_conn_verify(c, challenge));
+}
+
+static bool raw_prove(struct rk_conn *c, const struct spec *s, const uint8_t *address, size_t n)
+{
+    uint8_t prove[RANK_MAX_PAYLOAD];
+    struct rank_who who = {
+        .terms = s->terms, .name = "raw", .address = address, .address_bytes = n};
+    return td__rk_conn_put(c, RANK_PROVE, prove, rank_prove_write(&who, prove));
+}
+
+static void raw_refused(struct rk_conn *c, td_err want)
+{
+    struct rank_frame f;
+    char why[TD_LINK_TEXT];
+    td_err e;
+    raw_wait(c, &f);
+    assert_int_equal(f.type, RANK_REFUSE);
+    assert_true(td__rk_conn_verify(c, &f)); /* rank 0 stands by it */
+    assert_true(link_reason_parse(f.payload, f.len, &e, why));
+    assert_int_equal(e, want);
+}
+
+static void a_proof_is_good_for_one_connection(void **state)
+{
+    static struct rk_conn a, b;
+    const struct spec s = spec_of(1, say_bye);
+    uint8_t proof[RANK_MAX_BYTES];
+    struct rank_frame f;
+    world_up(*state, 2);
+    start(0, spec_of(0, say_bye));
+    raw_hello(&a, &s, &f);
+    assert_true(raw_prove(&a, &s, (const uint8_t *)"no address", 10));
+    size_t n = a.out.len;
+    memcpy(proof, a.out.data, n);
+    assert_true(td__rk_conn_flush(&a));
+    raw_refused(&a, TD_ERR_ADDRESS); /* who it is was believed */
+    raw_hello(&b, &s, &f);           /* the same HELLO to the byte */
+    assert_memory_equal(a.hello_bytes, b.hello_bytes, a.hello_len);
+    assert_int_equal(send(b.fd, proof, n, 0), n);
+    raw_refused(&b, TD_ERR_PEER_AUTH);
+    td__rk_conn_close(&a);
+    td__rk_conn_close(&b);
+    start(1, spec_of(1, say_bye));
+    all_end_well();
+    world_down();
+}
+
+/* Joins as it should, and dies when the others learn of each other. */
+static void die_when_listed(const struct spec *s)
+{
+    static struct rk_conn c;
+    struct td_ucx_params p = {.device = "lo", .transports = w->transports, .tags = true};
+    struct td_ucx u;
+    struct rank_frame f;
+    (void)alarm(ALARM_S);
+    if (td_ucx_open(&p, &u) != TD_OK) {
+        _exit(2);
+    }
+    raw_hello(&c, s, &f);
+    (void)raw_prove(&c, s, u.address, u.address_bytes);
+    (void)td__rk_conn_flush(&c);
+    do {
+        raw_wait(&c, &f);
+    } while (f.type != RANK_PEER);
+    _exit(0);
+}
+
+static void a_rank_that_dies_once_all_are_there_ends_the_joining(void **state)
+{
+    const struct spec s = spec_of(2, say_bye);
+    world_up(*state, 3);
+    start(0, spec_of(0, say_bye));
+    start(1, spec_of(1, say_bye));
+    pids[2] = fork();
+    if (pids[2] == 0) {
+        die_when_listed(&s);
+    }
+    for (uint32_t i = 0; i < 3; i++) {
+        end(i);
+    }
+    assert_int_equal(w->found[0].join, TD_ERR_PEER_LOST);
+    assert_int_equal(w->found[1].join, TD_ERR_PEER_LOST);
+    world_down();
+}
+
+/* Whatever answers at rank 0's address: the dialer comes again until rank 0 does. */
+static void a_false_rank_0_is_dialed_again(void **state)
+{
+    uint8_t bytes[256], ch[RANK_CHALLENGE_BYTES] = {0};
+    struct rank_challenge bad = {.version = 9};
+    world_up(*state, 2);
+    int l = listen_here();
+    start(1, spec_of(1, say_bye));
+    for (uint32_t i = 0; i < 4; i++) {
+        int fd = accept(l, NULL, NULL); /* NOLINT: no exec */
+        size_t n = sizeof bytes;
+        fill(bytes, n, i);
+        if (i == 1) {
+            link_put32(bytes, TD_RANK_MAX_FRAME + 1);
+        } else if (i == 2) {
+            n = rank_frame_write(RANK_GO, NULL, 0, bytes);
+        } else if (i == 3) {
+            n = rank_frame_write(RANK_CHALLENGE, ch, rank_challenge_write(&bad, ch), bytes);
+        }
+        assert_int_equal(send(fd, bytes, n, MSG_NOSIGNAL), n);
+        (void)read_all(fd, bytes, RANK_OVERHEAD + RANK_HELLO_BYTES + 1); /* until it hangs up */
+        (void)close(fd);
+    }
+    end_listening(l);
+    start(0, spec_of(0, say_bye));
+    all_end_well();
+    world_down();
+}
+
+/* The link of a false rank 0 that knows no secret, but the key's name. */
+static void a_rank_0_without_the_secret_is_refused(void **state)
+{
+    uint8_t bytes[512], ch[RANK_CHALLENGE_BYTES];
+    struct rank_challenge c = {.version = 1};
+    world_up(*state, 2);
+    int l = listen_here();
+    start(1, spec_of(1, say_bye));
+    int fd = accept(l, NULL, NULL); /* NOLINT: no exec */
+    size_t n = RANK_OVERHEAD + RANK_HELLO_BYTES;
+    assert_int_equal(read_all(fd, bytes, n), n);
+    n = rank_frame_write(RANK_CHALLENGE, ch, rank_challenge_write(&c, ch), bytes);
+    assert_int_equal(send(fd, bytes, n, 0), n);
+    n = read_all(fd, bytes, sizeof bytes);
+    refusal_in(bytes, n, TD_ERR_PEER_AUTH);
+    (void)close(fd);
+    end_listening(l);
+    end(1);
+    assert_int_equal(w->found[1].join, TD_ERR_PEER_AUTH);
     world_down();
 }
 
@@ -820,6 +1009,23 @@ static void wrong_parameters_are_refused(void **state)
     world_down();
 }
 
+static void addresses_are_split(void **state)
+{
+    static const char *const bad[] = {"",           ":1",   "host",        "host:",  "host:x",
+                                      "host:65536", "[]:1", "host:123456", "host:-1"};
+    char host[256], port[8];
+    (void)state;
+    assert_int_equal(td__rk_split("--x", "[::1]:8102", host, port), TD_OK);
+    assert_string_equal(host, "::1");
+    assert_string_equal(port, "8102");
+    assert_int_equal(td__rk_split("--x", "pod-0.group.ns.svc:0", host, port), TD_OK);
+    assert_string_equal(host, "pod-0.group.ns.svc");
+    for (size_t i = 0; i < TD_COUNT(bad); i++) {
+        assert_int_equal(td__rk_split("--x", bad[i], host, port), TD_ERR_CONFIG);
+    }
+    assert_int_equal(td__rk_split("--x", NULL, host, port), TD_ERR_CONFIG);
+}
+
 /* ---- in one process, for the sanitizers ---- */
 
 struct thread_rank {
@@ -865,6 +1071,60 @@ static void ranks_of_one_process_exchange_too(void **state)
     }
 }
 
+/* Rank 0 alone: every allocation of its joining fails once. */
+static void no_memory_is_an_error_and_leaves_nothing(void **state)
+{
+    struct spec s = spec_of(0, say_bye);
+    char name[16];
+    struct td_ranks *r = NULL;
+    td_err e = TD_ERR_NO_MEMORY;
+    unsigned n = 0;
+    world_up(*state, 2);
+    struct td_rank_params p = params_of(&s, name, sizeof name);
+    p.join_us = 20000;
+    while (e != TD_ERR_STALLED) {
+        td_mem_fail_nth(++n);
+        e = td_ranks_join(&p, &r);
+        assert_true(e == TD_ERR_NO_MEMORY || e == TD_ERR_STALLED);
+        assert_null(r);
+    }
+    td_mem_fail_nth(0);
+    assert_true(n > 2);
+    world_down();
+}
+
+static void the_port_is_written_for_those_who_wait(void **state)
+{
+    struct spec s = spec_of(0, say_bye);
+    char name[16], path[] = "/tmp/ranks_test.XXXXXX", line[64] = "";
+    unsigned port = 0;
+    struct td_ranks *r = NULL;
+    int fd = mkstemp(path);
+    assert_true(fd >= 0);
+    (void)close(fd);
+    world_up(*state, 2);
+    struct td_rank_params p = params_of(&s, name, sizeof name);
+    p.listen = "127.0.0.1:0";
+    p.port_file = path;
+    p.join_us = 20000;
+    assert_int_equal(td_ranks_join(&p, &r), TD_ERR_STALLED);
+    FILE *f = fopen(path, "re");
+    assert_non_null(f);
+    assert_non_null(fgets(line, sizeof line, f));
+    (void)fclose(f);
+    assert_int_equal(sscanf(line, "ranks %u", &port), 1); /* NOLINT: our own line */
+    assert_true(port > 0 && port < 65536);
+    (void)unlink(path);
+    p.listen = "nowhere";
+    assert_int_equal(td_ranks_join(&p, &r), TD_ERR_CONFIG);
+    p.listen = "192.0.2.1:0"; /* nobody's */
+    assert_int_equal(td_ranks_join(&p, &r), TD_ERR_ADDRESS);
+    p.listen = w->address;
+    p.port_file = "/nonexistent/ports";
+    assert_int_equal(td_ranks_join(&p, &r), TD_ERR_IO);
+    world_down();
+}
+
 #define OVER(test)                                                                                 \
     {#test "_over_shm", test, NULL, NULL, (void *)(uintptr_t) "sm"},                               \
     {                                                                                              \
@@ -886,6 +1146,7 @@ int main(int argc, char **argv)
         OVER(a_rank_killed_while_idle_is_noticed_by_all),
         OVER(a_killed_rank_0_is_noticed_while_hearing),
         OVER(a_frozen_rank_stalls_an_exchange),
+        OVER(a_frozen_rank_is_named_to_all),
         OVER(another_thread_stops_whoever_waits),
         OVER(a_message_of_another_size_breaks_the_protocol),
         OVER(a_message_longer_than_the_room_breaks_the_protocol),
@@ -902,9 +1163,16 @@ int main(int argc, char **argv)
         OVER_SHM(the_joining_ends_in_time),
         OVER_SHM(a_signal_ends_the_joining),
         OVER_SHM(another_version_is_refused),
+        OVER_SHM(a_proof_is_good_for_one_connection),
+        OVER_SHM(a_rank_that_dies_once_all_are_there_ends_the_joining),
+        OVER_SHM(a_false_rank_0_is_dialed_again),
+        OVER_SHM(a_rank_0_without_the_secret_is_refused),
         OVER_SHM(strangers_close_only_themselves),
         OVER_SHM(silent_strangers_make_room),
         OVER(ranks_of_one_process_exchange_too), /* UCX starts here: nothing is forked after it */
+        OVER_SHM(addresses_are_split),
+        OVER_SHM(no_memory_is_an_error_and_leaves_nothing),
+        OVER_SHM(the_port_is_written_for_those_who_wait),
         OVER_SHM(wrong_parameters_are_refused),
     };
     if (argc == 2) {

@@ -98,12 +98,14 @@ static void an_address_of_ours_connects_and_no_other_does(void **state)
         memcpy(bad, a.address, a.address_bytes);
         bad[i] ^= 0x20;
         assert_int_equal(td_ucx_connect(&b, bad, a.address_bytes, h, &ep), TD_ERR_ADDRESS);
+        assert_false(td_ucx_address_ok(bad, a.address_bytes));
     }
     for (size_t n = 0; n < a.address_bytes; n++) { /* any length that differs */
         assert_int_equal(td_ucx_connect(&b, a.address, n, h, &ep), TD_ERR_ADDRESS);
     }
     assert_int_equal(td_ucx_connect(&b, bad, sizeof bad, h, &ep), TD_ERR_ADDRESS);
     assert_int_equal(td_ucx_connect(&b, NULL, 0, h, &ep), TD_ERR_ADDRESS);
+    assert_true(td_ucx_address_ok(a.address, a.address_bytes));
     assert_int_equal(td_ucx_connect(&b, a.address, a.address_bytes, h, &ep), TD_OK);
     assert_string_equal(td_ucx_transport(ep), "shm"); /* the faster of the two */
     ucs_status_ptr_t r = ucp_ep_close_nbx(ep, &force);
@@ -112,6 +114,19 @@ static void an_address_of_ours_connects_and_no_other_does(void **state)
     }
     td_ucx_close(&b);
     td_ucx_close(&a);
+}
+
+static void a_worker_of_tags_may_pass_from_thread_to_thread(void **state)
+{
+    struct td_ucx_params p = loopback;
+    struct td_ucx u;
+    ucp_worker_attr_t worker = {.field_mask = UCP_WORKER_ATTR_FIELD_THREAD_MODE};
+    (void)state;
+    p.tags = true;
+    assert_int_equal(td_ucx_open(&p, &u), TD_OK);
+    assert_int_equal(ucp_worker_query(u.worker, &worker), UCS_OK);
+    assert_int_equal(worker.thread_mode, UCS_THREAD_MODE_SERIALIZED);
+    td_ucx_close(&u);
 }
 
 static void signals_are_left_to_the_program(void **state)
@@ -139,6 +154,7 @@ int main(void)
         cmocka_unit_test(an_unknown_transport_is_an_error),
         cmocka_unit_test(the_pool_is_registered_once),
         cmocka_unit_test(an_address_of_ours_connects_and_no_other_does),
+        cmocka_unit_test(a_worker_of_tags_may_pass_from_thread_to_thread),
         cmocka_unit_test(signals_are_left_to_the_program),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
