@@ -25,6 +25,7 @@
     X(STEP_LAYER_PAUSE, "step.layer.pause", "a layer waits once its K and V are final")            \
     X(STEP_FAIL, "step.fail", "a row of the step fails")                                           \
     X(RANK_JOIN, "rank.join", "the connection of a rank that proved itself closes")                \
+    X(RANK_LOAD, "rank.load", "a process waits before it makes its engine")                        \
     X(RANK_EXCHANGE, "rank.exchange", "an exchange, tell or hear of ranks fails")                  \
     X(XFER_POST_FAIL, "xfer.post.fail", "posting a slice fails")                                   \
     X(XFER_SLICE_DELAY, "xfer.slice.delay", "posting a slice waits")                               \

@@ -2,12 +2,10 @@
 #include <errno.h>
 #include <poll.h>
 #include <sched.h>
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
-#include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -19,8 +17,10 @@
 
 /* Design: the connections of the joining form a star around rank 0 and stay open. Any thread may read them, under
  * `lock`: the main thread when its watch fires (td_ranks_check), the engine's while it waits in a call. What they say
- * is little: LOST (who has gone, or failed; rank 0 passes it on), LEAVE (rank 0 ends the group), and their end, which is the death of the
+ * is little: LOADED (a rank's engine is made), LOST (who has gone, or failed; rank 0 passes it on), LEAVE (rank 0 ends the group), and their end, which is the death of the
  * process behind them unless LEAVE came first.
+ *
+ * A rank that has loaded says so there too (LOADED): an exchange's deadline is a layer's, not a loading's.
  *
  * The first reason wins `err` by compare-and-swap; whoever won logs it, tells the others and rings `stop_fd`.
  *
@@ -28,7 +28,8 @@
  * for the others to close; they close when their engines have ended. Each keeps UCX, whose shared memory may still
  * hold what others have not read, until that is over. */
 
-#define END_US 2000000 /* for the others' ends */
+#define END_US  2000000 /* for the others' ends */
+#define LOOK_US 1000000 /* another thread may have read what we wait for */
 
 /* ---- the end ---- */
 
@@ -94,6 +95,9 @@ static bool on_frame(struct rk_group *g, struct rk_conn *c, const struct rank_fr
         atomic_store_explicit(&g->ended, true,
                               memory_order_relaxed); /* a hint to look at the clock */
         unwatch(g, c);
+        return false;
+    } else if (f->type == RANK_LOADED && g->base.rank == 0 && !c->loaded) {
+        c->loaded = true;
         return false;
     } else if (f->type == RANK_LOST &&
                rank_lost_parse(f->payload, f->len, &out->rank, &out->e, out->why)) {
@@ -366,15 +370,11 @@ td_err td_ranks_join(const struct td_rank_params *p, struct td_ranks **out_ranks
 {
     TD_TRY(check_params(p));
     int64_t now = td_now_us();
-    sigset_t ends;
-    (void)sigemptyset(&ends);
-    (void)sigaddset(&ends, SIGTERM);
-    (void)sigaddset(&ends, SIGINT);
     struct rk_join j = {.p = p,
                         .start_us = now,
                         .deadline_us = now + p->join_us,
                         .log_us = now + RK_LOG_US,
-                        .signal_fd = signalfd(-1, &ends, SFD_CLOEXEC | SFD_NONBLOCK)};
+                        .signal_fd = td__rk_signal_fd()};
     td_err e = create(p, &j.g);
     if (e == TD_OK) {
         e = join(&j);
@@ -388,4 +388,78 @@ td_err td_ranks_join(const struct td_rank_params *p, struct td_ranks **out_ranks
     }
     *out_ranks = &j.g->base;
     return TD_OK;
+}
+
+/* ---- ready for steps ---- */
+
+/* Once rank 0 has left, it has said goodbye: not a loss, and nobody to speak to. */
+static td_err say_loaded(struct rk_group *g)
+{
+    struct rk_conn *c = g->links[0];
+    (void)pthread_mutex_lock(&g->lock);
+    bool ok = c->state != RK_UP ||
+              (td__rk_conn_put(c, RANK_LOADED, NULL, 0) && td__rk_conn_flush(c) && c->out.len == 0);
+    (void)pthread_mutex_unlock(&g->lock);
+    if (!ok) {
+        td__rk_fail(g, TD_ERR_PEER_LOST, 0, "its connection takes nothing");
+    }
+    return td_ranks_check(&g->base);
+}
+
+/* "1,2: ..." in words for the log; false: all are there. */
+static bool list_loading(struct rk_group *g, char *out, size_t cap)
+{
+    size_t at = 0;
+    (void)pthread_mutex_lock(&g->lock);
+    for (uint32_t i = 1; i < g->base.n && at + 8 < cap; i++) {
+        if (!g->links[i]->loaded) {
+            at += (size_t)snprintf(out + at, cap - at, at > 0 ? ",%u" : "%u", i);
+        }
+    }
+    (void)pthread_mutex_unlock(&g->lock);
+    return at > 0;
+}
+
+static td_err hear_loaded(struct rk_join *j)
+{
+    struct rk_group *g = j->g;
+    char missing[256];
+    for (;;) {
+        int64_t now = td_now_us();
+        struct pollfd fds[] = {{.fd = j->signal_fd, .events = POLLIN},
+                               {.fd = g->stop_fd, .events = POLLIN},
+                               {.fd = g->watch_fd, .events = POLLIN}};
+        TD_TRY(td_ranks_check(&g->base));
+        if (!list_loading(g, missing, sizeof missing)) {
+            return TD_OK;
+        }
+        TD_TRY(td__rk_join_check(j, now, missing));
+        (void)poll(fds, TD_COUNT(fds), td__rk_join_ms(j, now, now + LOOK_US));
+    }
+}
+
+td_err td_ranks_loaded(struct td_ranks *r, int64_t wait_us)
+{
+    struct rk_group *g = td__rk_of(r);
+    TD_REQUIRE(g->magic == RK_MAGIC);
+    if (r->rank != 0) {
+        return say_loaded(g);
+    }
+    int64_t now = td_now_us();
+    const struct td_rank_params p = {.rank = 0, .n = r->n};
+    struct rk_join j = {.p = &p,
+                        .g = g,
+                        .start_us = now,
+                        .deadline_us = now + wait_us,
+                        .log_us = now + RK_LOG_US,
+                        .signal_fd = td__rk_signal_fd()};
+    td_err e = hear_loaded(&j);
+    if (j.signal_fd >= 0) {
+        (void)close(j.signal_fd);
+    }
+    if (e == TD_OK) {
+        TD_LOG(INFO, "all ranks have loaded", "n=%u ms=%ld", r->n,
+               (long)((td_now_us() - now) / 1000));
+    }
+    return e;
 }

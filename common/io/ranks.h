@@ -6,7 +6,7 @@
  * closes says that a process is gone, whatever UCX still believes.
  * Not: encryption (as on the data plane), elastic groups: a group that has lost a rank is over, its processes end and
  * whoever runs them starts the group anew.
- * Owner: node program. Thread: td_ranks_join, td_ranks_destroy and td_ranks_watch_fd's watcher: the main thread;
+ * Owner: node program. Thread: td_ranks_join, td_ranks_loaded, td_ranks_destroy and td_ranks_watch_fd's watcher: the main thread;
  * exchanges: the engine's, see common/model/ranks.h; td_ranks_stats_get: any.
  * Bounds: TD_RANKS_MAX ranks; a joining frame is at most TD_RANK_MAX_FRAME bytes, checked before it is kept; strangers on
  * the port hold TD_RANK_MAX_STRANGERS connections for TD_RANK_HELLO_US at most. Failure: see common/model/ranks.h.
@@ -59,6 +59,10 @@ struct td_rank_params {
  * it ends, rank 0 goes on waiting for the right one. TD_ERR_PEER_LOST: a rank died once all were there. UCX runs
  * from here on: do not fork. */
 td_err td_ranks_join(const struct td_rank_params *p, struct td_ranks **out_ranks) TD_MUST_CHECK;
+/* This process can take steps. A rank above 0 says so and goes on; rank 0 waits until all have: one that still reads its
+ * weights would miss the deadline of its first exchange. Main thread, once, after the engine is made. Progress is logged and
+ * signals end the waiting as in td_ranks_join: TD_ERR_CANCELLED; TD_ERR_STALLED after wait_us; else as td_ranks_check. */
+td_err td_ranks_loaded(struct td_ranks *r, int64_t wait_us) TD_MUST_CHECK;
 /* The engine must be gone. Flushes what was told last and waits, 3 s at most, for the others to leave too, unless the
  * group has failed. NULL is fine. */
 struct td_ranks *td_ranks_destroy(struct td_ranks *r);

@@ -42,6 +42,7 @@ enum rank_frame_type {
     RANK_REFUSE,    /* either: err and text; without a tag before CHALLENGE */
     RANK_LEAVE,     /* rank 0 -> each: ends the group, nothing is wrong */
     RANK_LOST,      /* either: the group is over, and whose fault it is; rank 0 tells the others */
+    RANK_LOADED,    /* dialer -> rank 0, once the group stands: it can take steps */
     RANK_FRAME_TYPES
 };
 

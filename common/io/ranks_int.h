@@ -58,6 +58,7 @@ struct rk_conn {
     struct td_mac *mac_in, *mac_out; /* owned */
     uint64_t count_in, count_out;
     bool keyed;
+    bool loaded; /* rank 0: it has said so */
 
     uint8_t *address; /* owned; of its UCX worker */
     size_t address_bytes;
@@ -161,6 +162,8 @@ struct rk_join {
     int64_t start_us, deadline_us, log_us;
     int signal_fd;
 };
+/* Readable when SIGTERM or SIGINT, which td_signals_hold holds back, has come; -1 on failure. */
+int td__rk_signal_fd(void);
 /* Time, signals and the ten-seconds line: TD_OK, or why the joining is over. */
 td_err td__rk_join_check(struct rk_join *j, int64_t now_us, const char *waits_for);
 /* Milliseconds until then or the joining's next deadline. */

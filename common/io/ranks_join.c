@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -29,6 +30,15 @@
 
 #define BACKOFF_MIN_US 100000
 #define BACKOFF_MAX_US 1000000
+
+int td__rk_signal_fd(void)
+{
+    sigset_t ends;
+    (void)sigemptyset(&ends);
+    (void)sigaddset(&ends, SIGTERM);
+    (void)sigaddset(&ends, SIGINT);
+    return signalfd(-1, &ends, SFD_CLOEXEC | SFD_NONBLOCK);
+}
 
 td_err td__rk_join_check(struct rk_join *j, int64_t now_us, const char *waits_for)
 {

@@ -79,6 +79,11 @@ td_err nd_group_join(const struct td_rank_params *p, struct nd_group **out_group
     return TD_OK;
 }
 
+td_err nd_group_loaded(struct nd_group *g, int64_t wait_us)
+{
+    return td_ranks_loaded(g->ranks, wait_us);
+}
+
 struct td_ranks *nd_group_ranks(const struct nd_group *g)
 {
     return g->ranks;

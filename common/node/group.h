@@ -31,6 +31,8 @@ struct nd_group;
 
 /* Blocks until the group stands: td_ranks_join says how it ends. */
 td_err nd_group_join(const struct td_rank_params *p, struct nd_group **out_group) TD_MUST_CHECK;
+/* The engine is made: as of td_ranks_loaded. */
+td_err nd_group_loaded(struct nd_group *g, int64_t wait_us) TD_MUST_CHECK;
 /* For the engine and for figures; lives as long as the group. */
 struct td_ranks *nd_group_ranks(const struct nd_group *g);
 /* From now on `over` is called, once, when the group has lost a rank; its exchanges have been stopped by then. */

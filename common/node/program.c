@@ -10,6 +10,7 @@
 
 #include "common/base/clock.h"
 #include "common/base/config.h"
+#include "common/base/fault.h"
 #include "common/base/log.h"
 #include "common/base/mem.h"
 #include "common/base/thread.h"
@@ -328,6 +329,7 @@ static td_err make_engine(struct app *a)
                  .max_tokens = (uint32_t)a->o.batched_tokens,
                  .max_slots = (uint32_t)a->o.max_seqs,
                  .max_model_len = (uint32_t)a->o.max_model_len}};
+    TD_FAULT_DELAY(RANK_LOAD);
     TD_TRY(td_backend_create(a->model, &p, &a->engine));
     const struct td_engine_info *info = a->engine->ops->info(a->engine);
     a->model_load_s += (double)(td_now_us() - start) * 1e-6;
@@ -555,6 +557,9 @@ static td_err run(struct app *a)
     TD_TRY(open_model(a));
     TD_TRY(join_group(a));
     TD_TRY(make_engine(a));
+    if (a->group != NULL) { /* before anybody is told that this node is ready */
+        TD_TRY(nd_group_loaded(a->group, (int64_t)(a->o.rank_join_s * 1e6)));
+    }
     TD_TRY(td_loop_create(&a->loop));
     TD_TRY(make_services(a));
     TD_TRY(make_drain(a));
@@ -607,8 +612,8 @@ int td_node_program_main(const struct td_node_program *prog, int argc, char **ar
     td_signals_hold();
     td_thread_enter(&td_loop, "nd-loop");
     td_err err = run(&a);
-    take_down(&a, err != TD_OK);
+    take_down(&a, err != TD_OK && err != TD_ERR_CANCELLED);
     td_config_fini(&p, &a.o);
-    /* A signal that ends the waiting for the others is the end that was asked for. */
+    /* A signal that ends the waiting for the others, before or after they have loaded, is the end that was asked for. */
     return err == TD_ERR_CANCELLED ? 0 : td_config_exit_status(err);
 }

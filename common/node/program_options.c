@@ -102,7 +102,7 @@ const struct td_opt nd__options[] = {
     OPT("rank-leader", STRING, "", "address", 0, 0, NULL, BOOT,
         "a rank above 0: host:port of rank 0's --rank-listen", rank_leader),
     OPT("rank-join-timeout", DOUBLE, "600", "s", 0.1, 86400, NULL, BOOT,
-        "for all ranks of the group to be there", rank_join_s),
+        "for all ranks of the group to be there, and as long again to load the model", rank_join_s),
     OPT("rank-timeout", DOUBLE, "30", "s", 0.1, 3600, NULL, BOOT,
         "for an exchange of the ranks: longer than a step's longest layer on the slowest one",
         rank_wait_s),

@@ -261,6 +261,27 @@ def test_ranks_start_in_any_order():
         assert [p.wait(30) for p in [leader] + others] == [0, 0, 0]
 
 
+def test_a_node_is_not_ready_before_its_slowest_rank_has_loaded():
+    with Ranks(2) as ranks:
+        brief = ["--rank-timeout", "0.5"]
+        leader = ranks.start(0, args=brief)
+        other = ranks.start(1, args=brief + ["--fault", "rank.load=delay:us=2000000"])
+        port = leader.port("http")  # published when all have loaded
+        wait_for(lambda: get(port, "/health")[0] == 200, 30, "the group to serve")
+        check([tokens_of(port, p, **f) for p, f in PROMPTS[:1]])
+        assert "all ranks have loaded" in leader.log()
+        leader.signal(signal.SIGTERM)
+        assert [leader.wait(30), other.wait(30)] == [0, 0], (leader.log()[-2000:], other.log()[-2000:])
+
+
+def test_rank_0_may_be_told_to_end_while_others_load():
+    with Ranks(2) as ranks:
+        leader, other = ranks.start(0), ranks.start(1, args=["--fault", "rank.load=delay:us=2000000"])
+        wait_for(lambda: "cpu engine ready" in leader.log(), 30, "rank 0 to have loaded")
+        leader.signal(signal.SIGTERM)
+        assert [leader.wait(30), other.wait(30)] == [0, 0], (leader.log()[-2000:], other.log()[-2000:])
+
+
 def test_who_does_not_belong_is_refused_in_words_and_rank_0_waits_on():
     with Ranks(2) as ranks:
         leader = ranks.start(0)

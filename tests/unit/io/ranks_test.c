@@ -561,6 +561,82 @@ static void a_goodbye_is_heard_after_rank_0_left(void **state)
     world_down();
 }
 
+/* ---- loading ---- */
+
+/* The others load for a while; rank 0 must not come through before they have. */
+static td_err load(struct td_ranks *r, struct found *f)
+{
+    f->step = 1;
+    if (r->rank != 0) {
+        (void)poll(NULL, 0, (int)r->rank * 50);
+        f->step = 2;
+    }
+    TD_TRY(td_ranks_loaded(r, 20000000));
+    for (uint32_t i = 1; r->rank == 0 && i < r->n; i++) {
+        if (w->found[i].step != 2) {
+            return TD_ERR_INTERNAL;
+        }
+    }
+    return bye(r);
+}
+
+static void rank_0_waits_for_those_that_load(void **state)
+{
+    run_all(*state, 3, load);
+    all_end_well();
+    world_down();
+}
+
+static td_err load_for_ever(struct td_ranks *r, struct found *f)
+{
+    f->step = 1;
+    if (r->rank != 0) {
+        return hear_for_ever(r, f);
+    }
+    return td_ranks_loaded(r, 20000000);
+}
+
+static void a_rank_that_dies_while_it_loads_is_lost(void **state)
+{
+    run_all(*state, 3, load_for_ever);
+    wait_step(0, 1);
+    wait_step(2, 1);
+    kill_rank(2);
+    end(0);
+    end(1);
+    assert_int_equal(w->found[0].run, TD_ERR_PEER_LOST);
+    assert_int_equal(w->found[1].run, TD_ERR_PEER_LOST);
+    world_down();
+}
+
+static void a_signal_ends_the_waiting_for_those_that_load(void **state)
+{
+    run_all(*state, 2, load_for_ever);
+    wait_step(0, 1);
+    assert_int_equal(kill(pids[0], SIGTERM), 0);
+    end(0);
+    end(1);
+    assert_int_equal(w->found[0].run, TD_ERR_CANCELLED);
+    assert_int_equal(w->found[1].run,
+                     TD_ERR_PEER_LOST); /* no goodbye: the engine's, and there is none here */
+    world_down();
+}
+
+static td_err load_too_long(struct td_ranks *r, struct found *f)
+{
+    return r->rank == 0 ? td_ranks_loaded(r, 100000) : hear_for_ever(r, f);
+}
+
+static void the_loading_ends_in_time(void **state)
+{
+    run_all(*state, 2, load_too_long);
+    end(0);
+    end(1);
+    assert_int_equal(w->found[0].run, TD_ERR_STALLED);
+    assert_int_equal(w->found[1].run, TD_ERR_PEER_LOST);
+    world_down();
+}
+
 /* ---- joining ---- */
 
 static int listen_here(void)
@@ -1152,6 +1228,10 @@ int main(int argc, char **argv)
         OVER(a_message_longer_than_the_room_breaks_the_protocol),
         OVER(a_fault_point_fails_an_exchange),
         OVER(a_goodbye_is_heard_after_rank_0_left),
+        OVER_SHM(rank_0_waits_for_those_that_load),
+        OVER_SHM(a_rank_that_dies_while_it_loads_is_lost),
+        OVER_SHM(a_signal_ends_the_waiting_for_those_that_load),
+        OVER_SHM(the_loading_ends_in_time),
         OVER_SHM(ranks_find_each_other_in_any_order),
         OVER_SHM(a_wrong_secret_is_refused),
         OVER_SHM(an_unknown_key_is_refused),
