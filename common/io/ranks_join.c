@@ -344,6 +344,10 @@ static td_err dial(struct dialer *d)
     char host[256], port[8], said[TD_LINK_TEXT] = "";
     int64_t backoff = BACKOFF_MIN_US;
     TD_TRY(td__rk_split("--rank-leader", d->j->p->leader, host, port));
+    if (strtoul(port, NULL, 10) == 0) { /* good for listening only */
+        TD_LOG(ERROR, "nobody listens on port 0, see --rank-leader", "address=%s", d->j->p->leader);
+        return TD_ERR_CONFIG;
+    }
     for (;;) {
         bool joined = false;
         td_err e = try_all(d, host, port);

@@ -16,6 +16,7 @@
 #include "common/base/log.h"
 #include "common/base/mem.h"
 #include "common/base/rng.h"
+#include "common/io/port_owner.h"
 #include "common/io/ranks_int.h"
 
 /* Design: rank 0's side of the joining (the frames: ranks_join.c). One poll() over the listening socket and all
@@ -86,6 +87,17 @@ static td_err write_port(const struct td_rank_params *p, uint16_t port)
     return TD_OK;
 }
 
+static void log_cannot_listen(const char *address, const char *port, int rc, int err)
+{
+    char owner[64] = "";
+    if (rc == 0 && err == EADDRINUSE) {
+        td_port_owner((uint16_t)strtoul(port, NULL, 10), owner, sizeof owner);
+    }
+    TD_LOG(ERROR, "cannot listen for ranks, see --rank-listen",
+           "address=%s why=\"%s\" held_by=\"%s\"", address,
+           rc != 0 ? gai_strerror(rc) : strerrordesc_np(err), owner);
+}
+
 static td_err start_listening(struct lead *l)
 {
     const struct td_rank_params *p = l->j->p;
@@ -93,15 +105,14 @@ static td_err start_listening(struct lead *l)
     struct addrinfo *list = NULL;
     char host[256], port[8];
     TD_TRY(td__rk_split("--rank-listen", p->listen, host, port));
-    td_err e = getaddrinfo(host, port, &hints, &list) == 0 && list != NULL ? open_listener(l, list)
-                                                                           : TD_ERR_ADDRESS;
+    int rc = getaddrinfo(host, port, &hints, &list);
+    td_err e = rc == 0 && list != NULL ? open_listener(l, list) : TD_ERR_ADDRESS;
     int err = errno;
     if (list != NULL) {
         freeaddrinfo(list);
     }
     if (e != TD_OK) {
-        TD_LOG(ERROR, "cannot listen for ranks, see --rank-listen", "address=%s errno=%d",
-               p->listen, err);
+        log_cannot_listen(p->listen, port, rc, err);
         return e;
     }
     TD_LOG(INFO, "listening for ranks", "address=%s port=%u n=%u", p->listen, port_of(l->listen_fd),

@@ -1075,6 +1075,9 @@ static void wrong_parameters_are_refused(void **state)
     p.name = "two words";
     assert_int_equal(td_ranks_join(&p, &r), TD_ERR_CONFIG);
     p = good;
+    p.leader = "127.0.0.1:0";
+    assert_int_equal(td_ranks_join(&p, &r), TD_ERR_CONFIG);
+    p = good;
     p.kv_device = "nosuchdevice";
     assert_int_equal(td_ranks_join(&p, &r), TD_ERR_ADDRESS);
     p = good;
