@@ -34,6 +34,10 @@ td_err td_cpu_engine_create(const struct td_model *model, const struct td_cpu_en
  * TD_ERR_AGAIN: it has not. Any thread. */
 td_err td_cpu_engine_farewell(const struct td_engine *e);
 
+/* Whether n ranks can compute this model together, before they find each other. TD_ERR_CONFIG, TD_ERR_FILE_UNSUPPORTED: no, and
+ * the log says why. Any thread. */
+td_err td_cpu_engine_check_ranks(const struct td_model *model, uint32_t n) TD_MUST_CHECK;
+
 /* What an engine of these numerics will say in td_engine_info, before there is one; 0: no such numerics. Any thread. */
 uint64_t td_cpu_engine_numerics_id(const char *numerics);
 

@@ -124,6 +124,8 @@ void td__ce_lay_out(struct td__ce *e, struct td_step *s);
 
 /* cpu_engine_weights.c: packs every matrix, or this rank's columns of it; sets the dimensions of e. */
 td_err td__ce_load(struct td__ce *e, struct td_ranks *group) TD_MUST_CHECK;
+/* TD_ERR_FILE_UNSUPPORTED, logged: no product here takes a model of this shape. */
+td_err td__ce_check_shape(const struct td_hparams *hp) TD_MUST_CHECK;
 
 /* cpu_engine_run.c: one member's part of the running step. */
 void td__ce_run(struct td__ce *e, uint32_t member);

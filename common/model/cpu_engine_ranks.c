@@ -46,34 +46,55 @@ static void share_out(struct td__ce_cut *out, uint32_t units, uint32_t n, uint32
 static uint32_t heads_together(const struct td_hparams *hp)
 {
     uint32_t width = hp->n_heads / hp->n_kv_heads * hp->head_dim, heads = 1;
-    while (heads * width % TK_QK != 0) { /* ends: all heads' width is a multiple, see check_shape */
+    while (heads * width % TK_QK !=
+           0) { /* ends: all heads' width is a multiple, see td__ce_check_shape */
         heads++;
     }
     return heads;
 }
 
+/* What is cut, and into how many pieces at most. */
+enum part { PART_HEADS, PART_EMBD, PART_FFN, PART_VOCAB, PARTS };
+
+static void count_units(const struct td_hparams *hp, uint32_t out[PARTS])
+{
+    out[PART_HEADS] = hp->n_kv_heads / heads_together(hp);
+    out[PART_EMBD] = hp->n_embd / TK_LANES;
+    out[PART_FFN] = hp->n_ffn / TK_QK;
+    out[PART_VOCAB] = (hp->n_vocab + TK_LANES - 1) / TK_LANES;
+}
+
+static td_err check_cut(const struct td_hparams *hp, uint32_t n)
+{
+    static const char *const names[PARTS] = {"kv heads", "embedding", "feed-forward", "vocabulary"};
+    uint32_t units[PARTS];
+    count_units(hp, units);
+    for (size_t i = 0; i < PARTS; i++) {
+        if (units[i] < n) {
+            TD_LOG(ERROR, "--tensor-parallel-size is larger than this model can be cut",
+                   "tensor_parallel_size=%u most=%u cut=\"%s\"", n, units[i], names[i]);
+            return TD_ERR_CONFIG;
+        }
+    }
+    return TD_OK;
+}
+
+td_err td_cpu_engine_check_ranks(const struct td_model *model, uint32_t n)
+{
+    TD_TRY(td__ce_check_shape(&model->hp));
+    return n > 1 ? check_cut(&model->hp, n) : TD_OK;
+}
+
 td_err td__ce_ranks_make(struct td__ce *e, struct td_ranks *group)
 {
     const struct td_hparams *hp = &e->model->hp;
-    uint32_t n = group->n, together = heads_together(hp);
-    const struct {
-        const char *what;
-        uint32_t units;
-    } all[] = {{"kv heads", hp->n_kv_heads / together},
-               {"embedding", hp->n_embd / TK_LANES},
-               {"feed-forward", hp->n_ffn / TK_QK},
-               {"vocabulary", (hp->n_vocab + TK_LANES - 1) / TK_LANES}};
+    uint32_t n = group->n, units[PARTS];
     if (n < 2 || n > TD_RANKS_MAX || group->rank >= n) {
         TD_LOG(ERROR, "cpu engine refuses a group of ranks", "rank=%u ranks=%u", group->rank, n);
         return TD_ERR_CONFIG;
     }
-    for (size_t i = 0; i < TD_COUNT(all); i++) {
-        if (all[i].units < n) {
-            TD_LOG(ERROR, "--tensor-parallel-size is larger than this model can be cut",
-                   "tensor_parallel_size=%u most=%u cut=\"%s\"", n, all[i].units, all[i].what);
-            return TD_ERR_CONFIG;
-        }
-    }
+    TD_TRY(check_cut(hp, n));
+    count_units(hp, units);
     struct td__ce_ranks *r = e->ranks = td__ce_alloc(e, sizeof *r);
     if (r == NULL) {
         return TD_ERR_NO_MEMORY;
@@ -82,10 +103,10 @@ td_err td__ce_ranks_make(struct td__ce *e, struct td_ranks *group)
     r->rank = group->rank;
     r->n = n;
     atomic_store(&r->farewell, TD_ERR_AGAIN);
-    share_out(&r->heads, all[0].units, n, together, hp->n_kv_heads);
-    share_out(&r->embd, all[1].units, n, TK_LANES, hp->n_embd);
-    share_out(&r->ffn, all[2].units, n, 1, all[2].units);
-    share_out(&r->vocab, all[3].units, n, TK_LANES, hp->n_vocab);
+    share_out(&r->heads, units[PART_HEADS], n, heads_together(hp), hp->n_kv_heads);
+    share_out(&r->embd, units[PART_EMBD], n, TK_LANES, hp->n_embd);
+    share_out(&r->ffn, units[PART_FFN], n, 1, units[PART_FFN]);
+    share_out(&r->vocab, units[PART_VOCAB], n, TK_LANES, hp->n_vocab);
     return TD_OK;
 }
 
@@ -308,7 +329,8 @@ void td__ce_part(struct td__ce *e)
         say(e, &(struct step_head){.magic = STEP_MAGIC, .version = STEP_VERSION, .kind = KIND_BYE});
     }
     td_err err = (td_err)atomic_load(&r->over);
-    if (err == TD_OK || atomic_load(&e->stop)) {
+    if (err == TD_OK || err == TD_ERR_CLOSED ||
+        atomic_load(&e->stop)) { /* CLOSED: stopped by this process */
         TD_LOG(INFO, "engine leaves its group of ranks", "rank=%u ranks=%u err=%s", r->rank, r->n,
                td_err_code(err));
     } else {

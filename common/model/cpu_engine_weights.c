@@ -113,7 +113,7 @@ static td_err pack_all(struct td__ce *e, const struct shares *s, struct arena *a
     return pack(e, &e->model->output, s->vocab, a, &e->output);
 }
 
-static td_err check_shape(const struct td_hparams *hp)
+td_err td__ce_check_shape(const struct td_hparams *hp)
 {
     uint32_t group = hp->n_kv_heads == 0 ? 0 : hp->n_heads / hp->n_kv_heads;
     if (hp->head_dim % TK_LANES != 0 || hp->head_dim > TK_MAX_HEAD_DIM || group == 0 ||
@@ -168,7 +168,7 @@ td_err td__ce_load(struct td__ce *e, struct td_ranks *group)
 {
     const struct td_model *m = e->model;
     const struct td_hparams *hp = &m->hp;
-    TD_TRY(check_shape(hp));
+    TD_TRY(td__ce_check_shape(hp));
     if (group != NULL) {
         TD_TRY(td__ce_ranks_make(e, group));
     }

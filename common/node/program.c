@@ -108,13 +108,8 @@ static const struct td_drain_ops follower_drain_ops = {.begin = begin_follower_d
 
 /* ---- the end of a group ---- */
 
-static void end_of_group(struct app *a, td_err why)
+static void log_end_of_group(const struct app *a, td_err why)
 {
-    if (a->over) {
-        return;
-    }
-    a->over = true;
-    a->over_why = why;
     if (why == TD_OK) {
         TD_LOG(INFO, "rank 0 has said goodbye", "node=%s rank=%" PRId64, a->name, a->o.rank);
     } else {
@@ -123,7 +118,16 @@ static void end_of_group(struct app *a, td_err why)
                "start all of them again\"",
                a->name, a->o.rank, a->o.group_size, td_err_code(why));
     }
-    td_loop_stop(a->loop);
+}
+
+static void end_of_group(struct app *a, td_err why)
+{
+    if (!a->over) {
+        a->over = true;
+        a->over_why = why;
+        log_end_of_group(a, why);
+        td_loop_stop(a->loop);
+    }
 }
 
 static void on_engine_end(void *arg)
@@ -271,8 +275,11 @@ static struct td_rank_terms terms_of(const struct app *a)
     return t;
 }
 
+/* Before the others are waited for: what rank 0 refuses, all do, each in its own words. */
 static td_err join_group(struct app *a)
 {
+    TD_TRY(a->o.group_size > 1 ? td_cpu_engine_check_ranks(a->model, (uint32_t)a->o.group_size)
+                               : TD_OK);
     const struct td_rank_params p = {.rank = (uint32_t)a->o.rank,
                                      .n = (uint32_t)a->o.group_size,
                                      .listen = a->o.rank_listen,
@@ -290,6 +297,19 @@ static td_err join_group(struct app *a)
                                      .join_us = (int64_t)(a->o.rank_join_s * 1e6),
                                      .wait_us = (int64_t)(a->o.rank_wait_s * 1e6)};
     return a->o.group_size > 1 ? nd_group_join(&p, &a->group) : TD_OK;
+}
+
+/* Before anybody is told that this node is ready. */
+static td_err wait_for_loading(struct app *a)
+{
+    if (a->group == NULL) {
+        return TD_OK;
+    }
+    td_err err = nd_group_loaded(a->group, (int64_t)(a->o.rank_join_s * 1e6));
+    if (err != TD_OK && err != TD_ERR_CANCELLED) {
+        log_end_of_group(a, err);
+    }
+    return err;
 }
 
 static struct td_ranks *ranks_of(const struct app *a)
@@ -557,9 +577,7 @@ static td_err run(struct app *a)
     TD_TRY(open_model(a));
     TD_TRY(join_group(a));
     TD_TRY(make_engine(a));
-    if (a->group != NULL) { /* before anybody is told that this node is ready */
-        TD_TRY(nd_group_loaded(a->group, (int64_t)(a->o.rank_join_s * 1e6)));
-    }
+    TD_TRY(wait_for_loading(a));
     TD_TRY(td_loop_create(&a->loop));
     TD_TRY(make_services(a));
     TD_TRY(make_drain(a));

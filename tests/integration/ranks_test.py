@@ -274,6 +274,13 @@ def test_a_node_is_not_ready_before_its_slowest_rank_has_loaded():
         assert [leader.wait(30), other.wait(30)] == [0, 0], (leader.log()[-2000:], other.log()[-2000:])
 
 
+def test_a_model_that_cannot_be_cut_so_often_is_refused_before_anybody_is_waited_for():
+    with Ranks(5) as ranks:
+        for rank in (0, 1):
+            p = ranks.start(rank)
+            assert p.wait(30) == 2 and "larger than this model can be cut" in p.log() and "most=4" in p.log(), p.log()
+
+
 def test_rank_0_may_be_told_to_end_while_others_load():
     with Ranks(2) as ranks:
         leader, other = ranks.start(0), ranks.start(1, args=["--fault", "rank.load=delay:us=2000000"])
@@ -300,6 +307,9 @@ def test_who_does_not_belong_is_refused_in_words_and_rank_0_waits_on():
                 assert p.wait(30) not in (None, 0), (what, p.log()[-2000:])
                 errors = [line for line in p.log().splitlines() if "level=error" in line]
                 assert any(w in line for line in errors for w in words), (what, p.log()[-2000:])
+        second = ranks.start(0, "second-leader")
+        assert second.wait(30) == 1 and "cannot listen for ranks" in second.log(), second.log()
+        assert "Address already in use" in second.log() and "tandem-prefill" in second.log(), second.log()
         assert leader.alive(), leader.log()[-2000:]
         refused = [line for line in leader.log().splitlines() if "level=warn" in line and "rank refused" in line]
         assert len(refused) == len(wrong), refused

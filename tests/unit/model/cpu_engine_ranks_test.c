@@ -449,6 +449,23 @@ static void a_waiting_rank_is_destroyed_and_its_group_is_over(void **state)
     eu_model_close(&m);
 }
 
+/* The program stops the exchanges before it destroys the engine: nothing is lost then. */
+static void a_rank_that_is_stopped_by_its_own_process_has_lost_nothing(void **state)
+{
+    struct eu_model m = model_at(0);
+    struct group g = group_make(&m, "int8", 2, 1);
+    char text[4096];
+    g.g->ranks[1].base.ops->stop(&g.g->ranks[1].base);
+    assert_int_equal(ended(g.e[1]), TD_ERR_CLOSED);
+    g.e[1]->ops->destroy(g.e[1]);
+    g.e[0]->ops->destroy(g.e[0]);
+    ru_group_free(g.g);
+    caught_log(g.log, text, sizeof text);
+    assert_non_null(strstr(text, "engine leaves its group of ranks"));
+    assert_null(strstr(text, "level=error"));
+    eu_model_close(&m);
+}
+
 /* Two steps whose group ends at the given call; true when it lived to the end of both. */
 static bool end_at(const struct eu_model *m, const struct play *want, uint32_t ranks,
                    uint32_t threads, uint64_t call)
@@ -677,6 +694,7 @@ static void a_model_is_not_cut_more_often_than_it_has_parts(void **state)
         char text[4096];
         FILE *log = catch_log();
         td_err err = td_cpu_engine_create(m.m, &p, &e);
+        assert_int_equal(td_cpu_engine_check_ranks(m.m, cases[i].n), err);
         if (e != NULL) {
             e->ops->destroy(e);
         }
@@ -775,6 +793,7 @@ int main(void)
         cmocka_unit_test(helping_ranks_take_no_steps),
         cmocka_unit_test(steps_in_flight_are_done_before_the_goodbye),
         cmocka_unit_test(a_waiting_rank_is_destroyed_and_its_group_is_over),
+        cmocka_unit_test(a_rank_that_is_stopped_by_its_own_process_has_lost_nothing),
         cmocka_unit_test(a_group_may_end_at_any_call),
         cmocka_unit_test(a_rank_believes_no_field_of_a_step),
         cmocka_unit_test(a_rank_survives_any_byte_of_a_step),
