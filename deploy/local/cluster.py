@@ -114,12 +114,18 @@ class Group(Process):
     def start(self):
         super().start()
         leader = "127.0.0.1:" + self.ports(want="ranks")["ranks"]
-        self.followers = [self.follower(rank, leader).start() for rank in range(1, self.size)]
+        self.followers = []
+        for rank in range(1, self.size):  # each is ours as soon as it runs: an interrupt may come in between
+            self.followers.append(self.follower(rank, leader))
+            self.followers[-1].start()
         return self
 
     def stop(self, timeout=30):
-        """SIGTERM to rank 0, by whose goodbye the others end; of several statuses, the first that is not 0."""
+        """SIGTERM to rank 0, by whose goodbye the others end; of several statuses, the first that is not 0. Those that have not
+        joined yet hear no goodbye: SIGTERM to them too, when rank 0 has ended."""
         status = super().stop(timeout)
+        for follower in self.followers:
+            follower.signal(signal.SIGTERM)
         for follower in self.followers:
             if follower.wait(timeout) is None:
                 follower.kill()
@@ -220,8 +226,23 @@ class Cluster:
         old.argv[old.argv.index("--listen") + 1] = url
         return old.start()
 
+    @property
+    def processes(self):
+        nodes = [p for node in self.nodes.values() for p in getattr(node, "processes", [node])]
+        return nodes + ([self.router] if self.router is not None else [])
+
     def stop(self):
-        """Exit statuses by name."""
+        """Exit statuses by name. Interrupted, for example by a second Ctrl-C, it leaves nobody behind."""
+        try:
+            return self.stop_in_peace()
+        except BaseException:
+            for p in self.processes:
+                p.signal(signal.SIGKILL)
+            for p in self.processes:
+                p.proc and p.wait(10)
+            raise
+
+    def stop_in_peace(self):
         status = {}
         if self.router is not None:
             status[self.router.name] = self.router.stop()

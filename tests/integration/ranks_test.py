@@ -4,10 +4,12 @@ import random
 import signal
 import socket
 import ssl
+import subprocess
+import sys
 import tempfile
 import urllib.request
 
-from harness import (BUILD, SCRATCH, Both, Process, Stream, all_blocks_back, certificate, cluster, get, in_threads,
+from harness import (BUILD, ROOT, SCRATCH, Both, Group, Process, Stream, all_blocks_back, certificate, cluster, get, in_threads,
                      key_file, run, tiny_model, tokens_of, unexpected_lines, wait_for)
 
 # Four KV heads: two ranks have two each, three have one, one and two.
@@ -211,6 +213,35 @@ def test_a_rank_that_is_told_to_end_waits_for_rank_0_no_longer_than_its_drain_li
         assert both.proc.wait(30) == 1 and OVER in both.proc.log(), both.proc.log()
 
 
+def processes_in(folder):
+    """Process numbers of a cluster, by its folder in their command lines."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/cmdline", encoding="utf-8", errors="replace") as f:
+                if folder + "/" in f.read():
+                    found.append(int(pid))
+        except OSError:
+            pass
+    return found
+
+
+def test_a_second_interrupt_of_up_leaves_nobody_behind():
+    up = subprocess.Popen([sys.executable, os.path.join(ROOT, "deploy", "local", "demo.py"), "--build", BUILD, "--model", MODEL,
+                           "--up", "--tp", "2", "--port", "0"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                          start_new_session=True)
+    folder = next(line for line in up.stdout if "logs: " in line).split("logs: ")[1].strip()
+    running = processes_in(folder)
+    assert len(running) == 5, running
+    for pid in running:
+        os.kill(pid, signal.SIGSTOP)  # they do not end when they are told to
+    up.send_signal(signal.SIGINT)
+    assert any("stopping" in line for line in up.stdout)
+    up.send_signal(signal.SIGINT)
+    up.stdout.read()
+    assert up.wait(30) != 0 and not processes_in(folder), processes_in(folder)
+
+
 # ---- joining ----
 
 def free_port():
@@ -279,6 +310,16 @@ def test_a_model_that_cannot_be_cut_so_often_is_refused_before_anybody_is_waited
         for rank in (0, 1):
             p = ranks.start(rank)
             assert p.wait(30) == 2 and "larger than this model can be cut" in p.log() and "most=4" in p.log(), p.log()
+
+
+def test_a_group_that_does_not_come_together_is_stopped_like_any_other():
+    with Ranks(3) as ranks:
+        group = Group(ranks.folder, "group", [os.path.join(BUILD, "tandem-prefill"), "--role", "both", "--model", MODEL, "--port",
+                                              "0", "--admin-port", "0", "--router-admin-port", "0", "--grpc-port", "0",
+                                              "--cluster-key-file", ranks.keys, "--name", "group", "--fault",
+                                              "rank.join=fail"], 3).start()
+        wait_for(lambda: all("dialing again" in p.log() for p in group.followers), 30, "ranks that do not get in")
+        assert group.stop() == 0 and [p.wait(0) for p in group.followers] == [0, 0], [p.log()[-500:] for p in group.processes]
 
 
 def test_rank_0_may_be_told_to_end_while_others_load():
