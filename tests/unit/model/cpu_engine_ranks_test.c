@@ -238,6 +238,43 @@ static void mixed_steps_in_flight_give_the_ids_and_the_pool_of_one(void **state)
     }
 }
 
+/* Bytes that all ranks together received for one step of n tokens, of which one row samples. */
+static uint64_t step_bytes(const struct eu_model *m, struct group *g, uint32_t n)
+{
+    int32_t tokens[LONG];
+    struct eu_seq s = eu_seq_new(0, 0, 1);
+    eu_tokens(m, 3, tokens, n);
+    eu_set(g->e[0], 0, eu_sampling(0, 0));
+    struct td_row row = eu_row(&s, tokens, n, true);
+    uint64_t before = g->g->bytes; /* no rank is in a call that counts */
+    assert_int_equal(eu_step(g->e[0], &row, 1).rows[0].err, TD_OK);
+    return g->g->bytes - before;
+}
+
+/* The table of common/model/README.md. */
+static void steps_move_what_the_documents_say(void **state)
+{
+    for (uint32_t i = 0; i < 2 * MODELS; i++) {
+        bool f32 = i >= MODELS;
+        uint32_t n = 2 + i % 2;
+        struct eu_model m = model_at(i % MODELS);
+        const struct td_hparams *hp = &m.m->hp;
+        uint64_t q = hp->n_heads * hp->head_dim, block = f32 ? 128 : 40;
+        uint64_t layer = (q + hp->n_ffn) / 32 * block + 8 * hp->n_embd;
+        struct group g = group_make(&m, f32 ? "f32" : "int8", n, 1);
+        /* rank 0 has the first share itself: what comes to it alone */
+        const struct td__ce_ranks *r = ((const struct td__ce *)g.e[0])->ranks;
+        uint64_t kv = (hp->n_kv_heads - r->heads.from[1]) * hp->head_dim * (f32 ? 8 : 4);
+        uint64_t logits = 4 * (hp->n_vocab - r->vocab.from[1]);
+        for (uint32_t tokens = 1; tokens <= 64; tokens += 21) {
+            assert_true(step_bytes(&m, &g, tokens) ==
+                        tokens * hp->n_layers * ((n - 1) * layer + kv) + logits);
+        }
+        group_free(&g);
+        eu_model_close(&m);
+    }
+}
+
 /* --- KV from outside --- */
 
 /* Copies every block of the sequence that holds a position below pos. */
@@ -753,6 +790,7 @@ int main(void)
         cmocka_unit_test(groups_of_any_size_give_the_bits_of_one),
         cmocka_unit_test(groups_give_the_bits_of_one_in_float32),
         cmocka_unit_test(mixed_steps_in_flight_give_the_ids_and_the_pool_of_one),
+        cmocka_unit_test(steps_move_what_the_documents_say),
         cmocka_unit_test(landed_kv_reaches_all_ranks),
         cmocka_unit_test(landed_kv_of_a_chunk_beside_others),
         cmocka_unit_test(layers_are_done_when_rank_0_has_all_heads),
