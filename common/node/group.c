@@ -47,6 +47,10 @@ static const char *group_fault(const struct nd_group_options *o)
         return "rank 0 is the leader and dials nobody: no --rank-leader, or the --rank of this "
                "process";
     }
+    if (o->rank == 0 && o->data_plane && o->n_ports == 1) {
+        return "rank 0 opens a port for KV and one for its ranks: --kv-port-range of two ports or "
+               "more";
+    }
     if (o->numerics_id == 0) {
         return "--numerics is int8 or f32";
     }

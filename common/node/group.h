@@ -22,6 +22,8 @@ struct nd_group_options { /* borrowed for the call */
     bool cuda;            /* --backend cuda */
     bool has_keys;        /* --cluster-key-file was given */
     uint64_t numerics_id; /* of the engine to be; 0: there is none of that name */
+    uint32_t n_ports;     /* of --kv-port-range; 0: any */
+    bool data_plane;      /* rank 0 has one beside the group's: it needs two ports */
 };
 
 /* TD_OK too for a process that computes alone. */

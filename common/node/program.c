@@ -175,7 +175,10 @@ static td_err resolve_group(const struct app *a)
                                        .leader = a->o.rank_leader,
                                        .cuda = a->o.backend == 1,
                                        .has_keys = a->o.cluster_key_file[0] != 0,
-                                       .numerics_id = td_cpu_engine_numerics_id(a->o.numerics)};
+                                       .numerics_id = td_cpu_engine_numerics_id(a->o.numerics),
+                                       .n_ports =
+                                           a->port_first > 0 ? a->port_last - a->port_first + 1 : 0,
+                                       .data_plane = a->role != TD_ROLE_BOTH};
     return nd_group_check(&o);
 }
 
@@ -543,9 +546,9 @@ static void on_hangup(void *arg)
 static td_err resolve(struct app *a)
 {
     TD_TRY(resolve_role(a));
+    TD_TRY(resolve_ports(a));
     TD_TRY(resolve_group(a));
     TD_TRY(resolve_keys(a));
-    TD_TRY(resolve_ports(a));
     resolve_sizes(a);
     return TD_OK;
 }

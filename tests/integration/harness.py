@@ -26,13 +26,13 @@ SCRATCH = tempfile.mkdtemp(prefix="tandem-it-")
 TIME_SCALE = 0.1  # of every bound in failures.md part 1
 
 
-def tiny_model(seed=1, layers=3, kind="mix", heads=4, kv_heads=2):
-    path = os.path.join(SCRATCH, f"tiny-{kind}-{layers}-{heads}-{kv_heads}-{seed}.gguf")
+def tiny_model(seed=1, layers=3, kind="mix", heads=4, kv_heads=2, window=0):
+    path = os.path.join(SCRATCH, f"tiny-{kind}-{layers}-{heads}-{kv_heads}-{window}-{seed}.gguf")
     if not os.path.exists(path):
         new = f"{path}.{threading.get_ident()}"  # threads may want the same one at once
         subprocess.run([os.path.join(BUILD, "tests", "tiny", "tiny-gguf"), new, "--seed", str(seed), "--layers",
-                        str(layers), "--type", kind, "--heads", str(heads), "--kv-heads", str(kv_heads)],
-                       check=True, stdout=subprocess.DEVNULL)
+                        str(layers), "--type", kind, "--heads", str(heads), "--kv-heads", str(kv_heads),
+                        *(["--window", str(window)] if window else [])], check=True, stdout=subprocess.DEVNULL)
         os.replace(new, path)
     return path
 

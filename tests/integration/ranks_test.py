@@ -45,16 +45,16 @@ with Both(MODEL) as whole:
     WANTED = tokens_of(whole.port, TEXT, max_tokens=TOKENS, ignore_eos=True)
 
 
-def check(tokens):
-    for i, (want, got) in enumerate(zip(REFERENCE, tokens)):
+def check(tokens, reference=None):
+    for i, (want, got) in enumerate(zip(reference or REFERENCE, tokens)):
         assert want == got, f"prompt {i} {PROMPTS[i]}: {want} != {got}"
 
 
 # ---- the tokens ----
 
-def run_split(prefill, decode):
-    with cluster(1, 1, model=MODEL, time_scale=1, tp={"prefill": prefill, "decode": decode}, node=CHUNKS) as cl:
-        check(all_tokens(cl.router.port("http")))
+def run_split(prefill, decode, model=MODEL, reference=None, node=()):
+    with cluster(1, 1, model=model, time_scale=1, tp={"prefill": prefill, "decode": decode}, node=CHUNKS + list(node)) as cl:
+        check(all_tokens(cl.router.port("http")), reference)
         assert {n["name"]: n["ranks"] for n in cl.admin("/nodes")["nodes"]} == {"prefill-0": prefill, "decode-0": decode}
         for node in cl.nodes.values():
             all_blocks_back(cl, node)
@@ -81,6 +81,18 @@ def test_a_prefill_node_of_one_process_and_a_decode_node_of_two():
 
 def test_a_prefill_node_of_three_processes_and_a_decode_node_of_two():
     run_split(3, 2)
+
+
+def test_over_tcp():
+    run_split(2, 2, node=["--kv-transports", "tcp,self"])
+
+
+def test_a_sliding_window_is_handed_on_as_far_as_it_shows():
+    model = tiny_model(seed=5, layers=3, heads=8, kv_heads=4, window=40)
+    with Both(model) as both:
+        reference = all_tokens(both.port)
+    assert reference != REFERENCE
+    run_split(2, 3, model, reference)
 
 
 def test_two_processes_serve_alone():
@@ -359,6 +371,14 @@ def test_who_does_not_belong_is_refused_in_words_and_rank_0_waits_on():
         wait_for(lambda: get(port, "/health")[0] == 200, 30, "the group to serve")
         leader.signal(signal.SIGTERM)
         assert [leader.wait(30), right.wait(30)] == [0, 0]
+
+
+def test_a_group_that_does_not_come_together_in_time_ends_in_words():
+    with Ranks(2) as ranks:
+        leader, other = ranks.start(0, args=["--rank-join-timeout", "1"]), None
+        assert leader.wait(30) == 1 and "level=error" in leader.log() and "missing" in leader.log(), leader.log()
+        other = ranks.start(1, args=["--rank-join-timeout", "1"])
+        assert other.wait(30) == 1 and "level=error" in other.log(), other.log()
 
 
 def test_rank_0_alone_says_who_is_missing_until_it_is_told_to_end():
