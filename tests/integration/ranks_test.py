@@ -373,6 +373,17 @@ def test_who_does_not_belong_is_refused_in_words_and_rank_0_waits_on():
         assert [leader.wait(30), right.wait(30)] == [0, 0]
 
 
+def test_a_place_that_is_taken_is_refused_to_a_second_process():
+    with Ranks(3) as ranks:
+        leader, first = ranks.start(0), ranks.start(1)
+        wait_for(lambda: "joined rank 0" in first.log(), 30, "the first to join")
+        twin = ranks.start(1, "twin")
+        assert twin.wait(30) not in (None, 0) and "there already" in twin.log(), twin.log()
+        ranks.start(2)
+        wait_for(lambda: get(leader.port("http"), "/health")[0] == 200, 30, "the group to serve")
+        assert first.alive()
+
+
 def test_a_group_that_does_not_come_together_in_time_ends_in_words():
     with Ranks(2) as ranks:
         leader, other = ranks.start(0, args=["--rank-join-timeout", "1"]), None
