@@ -87,9 +87,8 @@ struct td_engine_info {
 struct td_engine;
 
 struct td_engine_ops {
-    td_err (*submit)(struct td_engine *, const struct td_row *, size_t n_rows,
-                     td_ticket *out); /* loop; returns at once;
-                                                                                                  TD_ERR_AGAIN when full */
+    /* loop; returns at once; TD_ERR_AGAIN when full, TD_ERR_CLOSED as of poll */
+    td_err (*submit)(struct td_engine *, const struct td_row *, size_t n_rows, td_ticket *out);
     /* loop; TD_ERR_AGAIN while no step has finished; steps finish in order. TD_ERR_CLOSED: the engine has ended by
      * itself (a rank of its group is lost): no step will finish any more, and the node ends */
     td_err (*poll)(struct td_engine *, struct td_step_result *out);

@@ -170,6 +170,10 @@ td_err td_steps_submit(struct td_steps *q, const struct td_row *rows, size_t n_r
     if (n_rows == 0 || n_rows > q->info->max_rows || total > q->info->max_tokens) {
         return TD_ERR_BAD_REQUEST;
     }
+    /* relaxed: a step that slips in is lost as those before it are, and poll says so */
+    if (atomic_load_explicit(&q->closed, memory_order_relaxed)) {
+        return TD_ERR_CLOSED;
+    }
     if (tail - q->polled >= TD_ENGINE_MAX_INFLIGHT) {
         return TD_ERR_AGAIN;
     }

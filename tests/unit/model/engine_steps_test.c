@@ -185,6 +185,7 @@ static void a_closed_queue_hands_out_what_finished_and_says_so_for_good(void **s
         assert_int_equal(td_steps_poll(&q, &got), TD_ERR_CLOSED);
     }
     assert_int_equal(td_steps_layers_done(&q, t[1]), 0);
+    assert_int_equal(td_steps_submit(&q, &r, 1, NULL, &t[0]), TD_ERR_CLOSED);
     td_steps_fini(&q);
 }
 
