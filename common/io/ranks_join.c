@@ -132,7 +132,7 @@ static td_err on_refuse(struct dialer *d, const struct rank_frame *f)
     }
     TD_LOG(ERROR, "rank 0 refused this rank", "rank=%u at=%s err=%s why=%s", d->j->p->rank,
            d->c->peer, td_err_code(e), td_log_quote(why, strlen(why), quoted, sizeof quoted));
-    return e;
+    return e == TD_ERR_CANCELLED ? TD_ERR_PROTOCOL : e; /* only our own signal is an end in peace */
 }
 
 static td_err on_challenge(struct dialer *d, const struct rank_frame *f)

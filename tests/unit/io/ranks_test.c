@@ -712,6 +712,25 @@ static void another_version_is_refused(void **state)
     world_down();
 }
 
+/* Whoever stands in rank 0's place can refuse, but an end in peace is only our own signal's: that rank exits as one that
+ * has to be started again. */
+static void a_refusal_is_no_goodbye(void **state)
+{
+    uint8_t hello[1024], reason[4 + TD_LINK_TEXT], frame[1024];
+    world_up(*state, 2);
+    assert_int_equal(listen(w->place, 1), 0);
+    start(1, spec_of(1, say_bye));
+    int fd = accept(w->place, NULL, NULL);
+    assert_true(fd >= 0 && recv(fd, hello, sizeof hello, 0) > 0);
+    size_t n = link_reason_write(TD_ERR_CANCELLED, "go away", reason);
+    n = rank_frame_write(RANK_REFUSE, reason, n, frame);
+    assert_int_equal(send(fd, frame, n, 0), n);
+    end(1);
+    assert_int_equal(w->found[1].join, TD_ERR_PROTOCOL);
+    (void)close(fd);
+    world_down();
+}
+
 /* A dialer of our own, up to the challenge. */
 static void raw_hello(struct rk_conn *c, const struct spec *s, struct rank_frame *challenge)
 {
@@ -1098,6 +1117,7 @@ int main(int argc, char **argv)
         OVER_SHM(the_joining_ends_in_time),
         OVER_SHM(a_signal_ends_the_joining),
         OVER_SHM(another_version_is_refused),
+        OVER_SHM(a_refusal_is_no_goodbye),
         OVER_SHM(a_proof_is_good_for_one_connection),
         OVER_SHM(a_rank_that_dies_once_all_are_there_ends_the_joining),
         OVER_SHM(a_false_rank_0_is_dialed_again),

@@ -520,13 +520,14 @@ static bool end_at(const struct eu_model *m, const struct play *want, uint32_t r
     rows[0] = eu_row(&s, want->prompt[0], play_len[0], true);
     rows[1] = eu_row(&s, NULL, 1, true);
     rows[1].want = TD_KV_LANDED; /* as good as new, in one trade more */
-    for (int i = 0; i < 2; i++) {
-        assert_int_equal(e->ops->submit(e, &rows[i], 1, &ticket[i]), TD_OK);
-    }
+    assert_int_equal(e->ops->submit(e, &rows[0], 1, &ticket[0]), TD_OK);
+    td_err err = e->ops->submit(e, &rows[1], 1, &ticket[1]);
+    assert_true(err == TD_OK || err == TD_ERR_CLOSED); /* the first has ended all */
+    ticket[1] = ticket[0] + 1;
     struct td_step_result r;
     struct pollfd fd = {.fd = e->ops->event_fd(e), .events = POLLIN};
     uint32_t done = 0;
-    td_err err = TD_ERR_AGAIN;
+    err = TD_ERR_AGAIN;
     while (done < 2 && err != TD_ERR_CLOSED) {
         err = e->ops->poll(e, &r);
         assert_true(err != TD_ERR_AGAIN || poll(&fd, 1, 60000) == 1);
