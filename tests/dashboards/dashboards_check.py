@@ -8,7 +8,6 @@ import math
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -21,7 +20,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [os.path.join(HERE, "..", "integration"), HERE]
 from files_test import expressions, gen  # noqa: E402
 from h2_frames import Peer, END_HEADERS, END_STREAM, HEADERS, frame, head, until_end  # noqa: E402
-from harness import Stream, certificate, chat, cluster, request, tokens_of, wait_for  # noqa: E402
+from harness import Stream, certificate, chat, cluster, free_port, request, tokens_of, wait_for  # noqa: E402
 
 TOOLS = os.environ["TANDEM_PROMETHEUS"]
 TEXT = "figures for the boards " * 5
@@ -54,12 +53,6 @@ def check_exposition(cl):
         assert done.returncode in (0, 3), (process.name, done.stdout + done.stderr)
         bad = [x for x in (done.stdout + done.stderr).splitlines() if x.strip() and not x.startswith("vllm:")]
         assert not bad, (process.name, bad)
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 @contextlib.contextmanager

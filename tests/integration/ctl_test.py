@@ -18,7 +18,7 @@ import threading
 import time
 
 from h2_frames import END_HEADERS, END_STREAM, HEADERS, SETTINGS, block, frame
-from harness import BUILD, SCRATCH, Stream, cluster, get, issue, request, run, tiny_model, wait_for
+from harness import BUILD, SCRATCH, Stream, cluster, free_port, get, issue, request, run, tiny_model, wait_for
 
 CTL = os.path.join(BUILD, "ctl", "tandemctl")
 OK, FAILED, USAGE, UNREACHABLE = 0, 1, 2, 3
@@ -616,12 +616,6 @@ def test_admin_ports_take_a_renewed_certificate():
 
 
 # ---- exit statuses ----
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
 
 def test_an_unreachable_router_is_3():
     nobody = f"http://127.0.0.1:{free_port()}"

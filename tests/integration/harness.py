@@ -6,6 +6,7 @@ TANDEM_TEST_MODEL (the 135M model, only for tests that say so). Standard library
 import http.client
 import json
 import os
+import random
 import re
 import secrets
 import socket
@@ -24,6 +25,7 @@ from cluster import Cluster, ClusterError, Group, Process, open_url  # noqa: E40
 BUILD = os.environ.get("TANDEM_BUILD", os.path.join(ROOT, "build", "test"))
 SCRATCH = tempfile.mkdtemp(prefix="tandem-it-")
 TIME_SCALE = 0.1  # of every bound in failures.md part 1
+LEAST = 60  # seconds of every wait
 
 
 def tiny_model(seed=1, layers=3, kind="mix", heads=4, kv_heads=2, window=0):
@@ -207,8 +209,24 @@ class Stream:
         self.c.close()
 
 
+def free_port():
+    """A port on which nobody listens, below those that the system gives to clients: none of theirs takes it before who is to
+    listen there does, and none that dials it meanwhile is connected to itself."""
+    with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="ascii") as f:
+        first = int(f.read().split()[0])
+    for port in random.SystemRandom().sample(range(first // 2, first), 100):
+        with socket.socket() as s:
+            try:
+                s.bind(("127.0.0.1", port))
+                return port
+            except OSError:
+                pass
+    raise AssertionError("no free port")
+
+
 def wait_for(condition, seconds, what):
-    """Polls; the bound is generous because machines are shared: it is for failing, not for timing."""
+    """Polls for so long, or LEAST: machines are shared, the bound is for failing, not for timing."""
+    seconds = max(seconds, LEAST)
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         try:

@@ -2,15 +2,14 @@
 import os
 import random
 import signal
-import socket
 import ssl
 import subprocess
 import sys
 import tempfile
 import urllib.request
 
-from harness import (BUILD, ROOT, SCRATCH, Both, Group, Process, Stream, all_blocks_back, certificate, cluster, get, in_threads,
-                     key_file, run, tiny_model, tokens_of, unexpected_lines, wait_for)
+from harness import (BUILD, ROOT, SCRATCH, Both, Group, Process, Stream, all_blocks_back, certificate, cluster, free_port, get,
+                     in_threads, key_file, run, tiny_model, tokens_of, unexpected_lines, wait_for)
 
 # Four KV heads: two ranks have two each, three have one, one and two.
 MODEL = tiny_model(seed=5, layers=3, heads=8, kv_heads=4)
@@ -255,12 +254,6 @@ def test_a_second_interrupt_of_up_leaves_nobody_behind():
 
 
 # ---- joining ----
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
 
 class Ranks:
     """Processes of one group to be, each started when the test says so."""

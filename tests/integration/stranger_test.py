@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 
-from harness import all_blocks_back, chat, cluster, get, request, run, tiny_model, tokens_of, wait_for
+from harness import all_blocks_back, chat, cluster, free_port, get, request, run, tiny_model, tokens_of, wait_for
 
 RNG = random.Random(7)
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -382,12 +382,6 @@ def test_hostile_http_on_the_admin_ports_hurts_nobody():
 
 
 # ---- orders of starting ----
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
 
 def test_any_order_of_starting_works_and_each_may_restart():
     for order in itertools.permutations(("router", "prefill-0", "decode-0")):

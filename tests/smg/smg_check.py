@@ -4,7 +4,6 @@ text that our own router gives; nothing is left behind.
 
 Environment: TANDEM_BUILD, TANDEM_TEST_MODEL, TANDEM_SMG (a Python environment with tests/smg/requirements.txt).
 """
-import contextlib
 import json
 import os
 import socket
@@ -15,7 +14,7 @@ import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "integration"))
-from harness import ROOT, SCRATCH, Both, all_blocks_back, cluster, get, in_threads, request, wait_for  # noqa: E402
+from harness import ROOT, SCRATCH, Both, all_blocks_back, cluster, free_port, get, in_threads, request, wait_for  # noqa: E402
 
 MODEL, SMG = os.environ["TANDEM_TEST_MODEL"], os.environ["TANDEM_SMG"]
 SERVICE = ["--engine-grpc", "--engine-grpc-port", "0"]
@@ -23,19 +22,11 @@ PROMPT = "Write one sentence about the sea."
 WAIT = 60
 
 
-def free_ports(n):
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(n)]
-        for s in sockets:
-            s.bind(("127.0.0.1", 0))
-        return [s.getsockname()[1] for s in sockets]
-
-
 class Smg:
     """`smg launch` with these workers, until it serves the model."""
 
     def __init__(self, *args):
-        self.port, figures = free_ports(2)
+        self.port, figures = free_port(), free_port()
         self.log = os.path.join(tempfile.mkdtemp(dir=SCRATCH), "smg.log")
         with open(self.log, "wb") as log:
             self.proc = subprocess.Popen([
