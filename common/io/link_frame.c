@@ -61,8 +61,7 @@ size_t link_hello_write(const struct link_hello *h, uint8_t out[LINK_HELLO_BYTES
     return LINK_HELLO_BYTES;
 }
 
-/* Printable, and terminated inside its field: it goes into logs. */
-static bool key_id_ok(const uint8_t id[TD_LINK_KEY_ID])
+bool link_key_id_ok(const uint8_t id[TD_LINK_KEY_ID])
 {
     size_t n = 0;
     while (n < TD_LINK_KEY_ID && id[n] != 0) {
@@ -76,7 +75,7 @@ static bool key_id_ok(const uint8_t id[TD_LINK_KEY_ID])
 
 bool link_hello_parse(const uint8_t *data, size_t len, struct link_hello *out)
 {
-    if (len < LINK_HELLO_BYTES || link_get32(data) != LINK_MAGIC || !key_id_ok(data + 56)) {
+    if (len < LINK_HELLO_BYTES || link_get32(data) != LINK_MAGIC || !link_key_id_ok(data + 56)) {
         return false;
     }
     uint32_t versions = link_get32(data + 4);
@@ -219,6 +218,23 @@ td_err link_derive_keys(const struct td_link_key *key, const uint8_t *hello, siz
     }
     td_wipe(root, sizeof root);
     return e;
+}
+
+td_err link_set_macs(struct td_mac **in, struct td_mac **out, const struct td_link_key *key,
+                     const struct td_piece *hello, const struct td_piece *challenge, bool dialer)
+{
+    struct link_keys keys;
+    if (*in == NULL) {
+        TD_TRY(td_mac_create(in));
+    }
+    if (*out == NULL) {
+        TD_TRY(td_mac_create(out));
+    }
+    TD_TRY(link_derive_keys(key, hello->data, hello->len, challenge->data, challenge->len, &keys));
+    td_mac_set_key(*out, dialer ? keys.dialer : keys.listener);
+    td_mac_set_key(*in, dialer ? keys.listener : keys.dialer);
+    td_wipe(&keys, sizeof keys);
+    return TD_OK;
 }
 
 uint64_t link_session_id(const uint8_t dialer_nonce[TD_LINK_NONCE],

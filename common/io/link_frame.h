@@ -93,6 +93,12 @@ struct link_keys {
 td_err link_derive_keys(const struct td_link_key *key, const uint8_t *hello, size_t hello_len,
                         const uint8_t *challenge, size_t challenge_len,
                         struct link_keys *out) TD_MUST_CHECK;
+/* The same, into the MACs of one end of the connection, made when they are NULL. */
+td_err link_set_macs(struct td_mac **in, struct td_mac **out, const struct td_link_key *key,
+                     const struct td_piece *hello, const struct td_piece *challenge,
+                     bool dialer) TD_MUST_CHECK;
+/* Printable, and terminated inside its field: it goes into logs. */
+bool link_key_id_ok(const uint8_t id[TD_LINK_KEY_ID]);
 /* Nonzero. */
 uint64_t link_session_id(const uint8_t dialer_nonce[TD_LINK_NONCE],
                          const uint8_t listener_nonce[TD_LINK_NONCE]);

@@ -35,16 +35,11 @@ static void bad(struct td_link *l, struct link_conn *c)
 static bool set_keys(struct td_link *l, struct link_conn *c, const uint8_t *challenge, size_t len,
                      bool dialer)
 {
-    struct link_keys keys;
-    if ((c->mac_in == NULL && td_mac_create(&c->mac_in) != TD_OK) ||
-        (c->mac_out == NULL && td_mac_create(&c->mac_out) != TD_OK) ||
-        link_derive_keys(c->key, c->hello, c->hello_len, challenge, len, &keys) != TD_OK) {
+    struct td_piece hello = {c->hello, c->hello_len}, answer = {challenge, len};
+    if (link_set_macs(&c->mac_in, &c->mac_out, c->key, &hello, &answer, dialer) != TD_OK) {
         link_conn_kill(l, c); /* out of memory: the dialer comes again */
         return false;
     }
-    td_mac_set_key(c->mac_out, dialer ? keys.dialer : keys.listener);
-    td_mac_set_key(c->mac_in, dialer ? keys.listener : keys.dialer);
-    td_wipe(&keys, sizeof keys);
     c->count_in = c->count_out = 0;
     c->keyed = true;
     return true;

@@ -123,15 +123,10 @@ bool td__rk_conn_flush(struct rk_conn *c)
 
 bool td__rk_conn_set_keys(struct rk_conn *c, const uint8_t *challenge, size_t len, bool dialer)
 {
-    struct link_keys keys;
-    if ((c->mac_in == NULL && td_mac_create(&c->mac_in) != TD_OK) ||
-        (c->mac_out == NULL && td_mac_create(&c->mac_out) != TD_OK) ||
-        link_derive_keys(c->key, c->hello_bytes, c->hello_len, challenge, len, &keys) != TD_OK) {
+    struct td_piece hello = {c->hello_bytes, c->hello_len}, answer = {challenge, len};
+    if (link_set_macs(&c->mac_in, &c->mac_out, c->key, &hello, &answer, dialer) != TD_OK) {
         return false;
     }
-    td_mac_set_key(c->mac_out, dialer ? keys.dialer : keys.listener);
-    td_mac_set_key(c->mac_in, dialer ? keys.listener : keys.dialer);
-    td_wipe(&keys, sizeof keys);
     c->count_in = c->count_out = 0;
     c->keyed = true;
     return true;

@@ -60,23 +60,10 @@ size_t rank_hello_write(const struct rank_hello *h, uint8_t out[RANK_HELLO_BYTES
     return RANK_HELLO_BYTES;
 }
 
-/* Printable, and terminated inside its field: it goes into logs. */
-static bool key_id_ok(const uint8_t id[TD_LINK_KEY_ID])
-{
-    size_t n = 0;
-    while (n < TD_LINK_KEY_ID && id[n] != 0) {
-        if (id[n] <= ' ' || id[n] > '~' || id[n] == '"' || id[n] == '\\') {
-            return false;
-        }
-        n++;
-    }
-    return n < TD_LINK_KEY_ID;
-}
-
 bool rank_hello_parse(const uint8_t *data, size_t len, struct rank_hello *out)
 {
     if (len < RANK_HELLO_BYTES || len > RANK_MAX_HELLO || link_get32(data) != RANK_MAGIC ||
-        !key_id_ok(data + 16)) {
+        !link_key_id_ok(data + 16)) {
         return false;
     }
     uint32_t versions = link_get32(data + 4);
