@@ -192,7 +192,7 @@ static void play_take(struct play *p, struct td_engine *e, const uint32_t *who, 
 
 static void play(const struct eu_model *m, struct td_engine *e, struct play *p)
 {
-    uint32_t who[2][SEQS], got[SEQS] = {0}, flying = 0;
+    uint32_t who[2][SEQS] = {{0}}, got[SEQS] = {0}, flying = 0;
     memset(p, 0, sizeof *p);
     for (uint32_t i = 0; i < SEQS; i++) {
         eu_tokens(m, 100 + i, p->prompt[i], play_len[i]);

@@ -98,10 +98,11 @@ static int get(struct rig *r, const char *path, char *out, size_t cap)
 
 static void probes_version_and_figures_are_served_and_waits_are_not(void **state)
 {
+    static const char place[] =
+        "tandem_node_rank{model_name=\"tiny\",role=\"prefill\",node=\"p-rank2\","
+        "rank=\"2\",size=\"3\",transport=\"tcp\"} 1";
     static const char *const wanted[] = {
-        "tandem_node_rank{model_name=\"tiny\",role=\"prefill\",node=\"p-rank2\",rank=\"2\",size="
-        "\"3\","
-        "transport=\"tcp\"} 1",
+        place,
         "tandem_node_rank_exchanges_total{model_name=\"tiny\",role=\"prefill\",node=\"p-rank2\"} 3",
         "tandem_node_model_load_seconds{model_name=\"tiny\",role=\"prefill\",node=\"p-rank2\"} 1.5",
         "tandem_build_info{",
