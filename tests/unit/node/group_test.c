@@ -131,7 +131,7 @@ static void on_over(void *arg, td_err why)
 static void a_process_that_goes_is_heard_of_once_and_stops_the_exchanges(void **state)
 {
     char file[] = "/tmp/group-test-XXXXXX";
-    int fd = mkstemp(file), ends[2], status = 0;
+    int fd = mkstemp(file), ends[2] = {-1, -1}, status = 0;
     struct nd_group *g = NULL;
     struct td_loop *loop = NULL;
     struct heard heard = {0};
