@@ -1,6 +1,7 @@
 /* The exporter against a collector that keeps what it gets; and the settings. */
 #include "common/io/otlp.h"
 
+#include <inttypes.h>
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -169,7 +170,7 @@ static void a_span_arrives_with_all_it_says(void **state)
     assert_string_equal(text_of(got, "name"), "prefill");
     assert_int_equal(json_integer_value(json_object_get(got, "kind")), 1);
     int64_t began = strtoll(text_of(got, "startTimeUnixNano"), NULL, 10);
-    (void)snprintf(want, sizeof want, "%lld", (long long)(began + 1500000));
+    (void)snprintf(want, sizeof want, "%" PRId64, began + 1500000);
     assert_string_equal(text_of(got, "endTimeUnixNano"), want);
     assert_true(llabs(began / 1000 - wall) < 5000000); /* unix time, whatever the machine does */
     assert_string_equal(text_of(attr(got, "text"), "stringValue"), "with \"quotes\"");
