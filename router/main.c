@@ -13,6 +13,7 @@
 #include "common/io/drain.h"
 #include "common/io/link_keys.h"
 #include "common/io/loop.h"
+#include "common/io/port_file.h"
 #include "router/rt_core.h"
 #include "router/rt_shell.h"
 
@@ -171,25 +172,12 @@ static bool is_gone(void *arg)
 static const struct td_drain_ops drain_ops = {
     .begin = begin_drain, .idle = is_idle, .bye = say_bye, .gone = is_gone};
 
-static td_err write_ports(const struct app *a)
+static bool print_ports(const void *arg, FILE *f)
 {
-    if (a->o.port_file[0] == 0) {
-        return TD_OK;
-    }
-    char tmp[4096];
-    (void)snprintf(tmp, sizeof tmp, "%s.tmp", a->o.port_file);
-    FILE *f = fopen(tmp, "we");
-    bool ok = f != NULL && fprintf(f, "http %u\nadmin %u\n", rt_shell_port(a->shell),
-                                   rt_shell_admin_port(a->shell)) > 0;
-    if (ok && a->o.grpc) {
-        ok = fprintf(f, "grpc %u\n", rt_shell_grpc_port(a->shell)) > 0;
-    }
-    ok = f != NULL && fclose(f) == 0 && ok;
-    if (!ok || rename(tmp, a->o.port_file) != 0) {
-        TD_LOG(ERROR, "cannot write the port file", "path=%s", a->o.port_file);
-        return TD_ERR_IO;
-    }
-    return TD_OK;
+    const struct app *a = arg;
+    return fprintf(f, "http %u\nadmin %u\n", rt_shell_port(a->shell),
+                   rt_shell_admin_port(a->shell)) > 0 &&
+           (!a->o.grpc || fprintf(f, "grpc %u\n", rt_shell_grpc_port(a->shell)) > 0);
 }
 
 static td_err make_otlp(struct app *a)
@@ -277,7 +265,7 @@ static td_err run(struct app *a)
     TD_TRY(td_drain_create(a->loop, a->o.name, (int64_t)(a->o.drain_s * 1e6), &drain_ops, a,
                            &a->drain));
     TD_TRY(td_signal_create(a->loop, SIGHUP, on_hangup, a, &a->hangup));
-    TD_TRY(write_ports(a));
+    TD_TRY(td_port_file_write(a->o.port_file, print_ports, a));
     td_signals_let_through();
     td_loop_run(a->loop);
     td_signals_hold();

@@ -17,10 +17,9 @@
 
 /* Design: the connections of the joining form a star around rank 0 and stay open. Any thread may read them, under
  * `lock`: the main thread when its watch fires (td_ranks_check), the engine's while it waits in a call. What they say
- * is little: LOADED (a rank's engine is made), LOST (who has gone, or failed; rank 0 passes it on), LEAVE (rank 0 ends the group), and their end, which is the death of the
- * process behind them unless LEAVE came first.
- *
- * A rank that has loaded says so there too (LOADED): an exchange's deadline is a layer's, not a loading's.
+ * is little: LOADED (a rank's engine is made: an exchange's deadline is a layer's, not a loading's), LOST (who has gone, or
+ * failed; rank 0 passes it on), LEAVE (rank 0 ends the group), and their end, which is the death of the process behind them
+ * unless LEAVE came first.
  *
  * The first reason wins `err` by compare-and-swap; whoever won logs it, tells the others and rings `stop_fd`.
  *
@@ -244,7 +243,7 @@ struct td_ranks *td_ranks_destroy(struct td_ranks *r)
         td__rk_close_endpoints(g, false);
         part_in_peace(g);
     }
-    td__rk_disconnect(g, true);
+    td__rk_disconnect(g);
     for (uint32_t i = 0; i < TD_RANKS_MAX; i++) {
         if (g->links[i] != NULL) {
             td__rk_conn_close(g->links[i]);

@@ -91,7 +91,6 @@ void td__rk_conn_refuse(struct rk_conn *c, td_err e, const char *why, int64_t no
 
 struct rk_op {
     struct rk_group *g;
-    uint32_t rank;
     void *request; /* UCX's, while it is under way */
     bool busy;
     bool posting; /* its call into UCX has not returned */
@@ -151,9 +150,10 @@ extern const struct td_ranks_ops td__rk_ops;
 td_err td__rk_connect(struct rk_group *g, uint32_t rank, const uint8_t *address, size_t n);
 /* All endpoints are made: a first exchange, which shows that the data plane carries. */
 td_err td__rk_first_exchange(struct rk_group *g);
-/* Closes the endpoints, by force or after what was sent has left; and UCX, which must be open only for the second. */
+/* Closes the endpoints, by force or after what was sent has left. */
 void td__rk_close_endpoints(struct rk_group *g, bool force);
-void td__rk_disconnect(struct rk_group *g, bool force);
+/* By force, and UCX too, which need not be open. */
+void td__rk_disconnect(struct rk_group *g);
 
 /* ranks_join.c */
 struct rk_join {

@@ -16,6 +16,7 @@
 #include "common/base/log.h"
 #include "common/base/mem.h"
 #include "common/base/rng.h"
+#include "common/io/port_file.h"
 #include "common/io/port_owner.h"
 #include "common/io/ranks_int.h"
 
@@ -70,21 +71,10 @@ static uint16_t port_of(int fd)
     return getsockname(fd, (struct sockaddr *)&a, &len) == 0 ? ntohs(a.sin6_port) : 0;
 }
 
-static td_err write_port(const struct td_rank_params *p, uint16_t port)
+static bool print_port(const void *arg, FILE *f)
 {
-    char tmp[4096];
-    if (p->port_file == NULL || p->port_file[0] == '\0') {
-        return TD_OK;
-    }
-    (void)snprintf(tmp, sizeof tmp, "%s.tmp", p->port_file);
-    FILE *f = fopen(tmp, "we");
-    bool ok = f != NULL && fprintf(f, "ranks %u\n", port) > 0;
-    ok = f != NULL && fclose(f) == 0 && ok;
-    if (!ok || rename(tmp, p->port_file) != 0) {
-        TD_LOG(ERROR, "cannot write the port file", "path=%s", p->port_file);
-        return TD_ERR_IO;
-    }
-    return TD_OK;
+    const struct lead *l = arg;
+    return fprintf(f, "ranks %u\n", port_of(l->listen_fd)) > 0;
 }
 
 static void log_cannot_listen(const char *address, const char *port, int rc, int err)
@@ -117,7 +107,7 @@ static td_err start_listening(struct lead *l)
     }
     TD_LOG(INFO, "listening for ranks", "address=%s port=%u n=%u", p->listen, port_of(l->listen_fd),
            p->n);
-    return write_port(p, port_of(l->listen_fd));
+    return td_port_file_write(p->port_file, print_port, l);
 }
 
 /* ---- connections ---- */

@@ -67,9 +67,9 @@ static void on_received(void *request, ucs_status_t status, const ucp_tag_recv_i
     }
 }
 
-static void op_begin(struct rk_group *g, struct rk_op *op, uint32_t rank)
+static void op_begin(struct rk_group *g, struct rk_op *op)
 {
-    *op = (struct rk_op){.g = g, .rank = rank, .busy = true};
+    *op = (struct rk_op){.g = g, .busy = true};
     g->busy++;
 }
 
@@ -93,7 +93,7 @@ static void post_send(struct rk_group *g, uint32_t rank, ucp_tag_t tag, const vo
         .user_data = op,
         .memory_type = UCS_MEMORY_TYPE_HOST,
     };
-    op_begin(g, op, rank);
+    op_begin(g, op);
     op_posted(op, ucp_tag_send_nbx(g->peers[rank].ep, data, n, tag, &param));
     atomic_fetch_add_explicit(&g->bytes_out, n, memory_order_relaxed); /* counts only */
 }
@@ -109,7 +109,7 @@ static void post_recv(struct rk_group *g, uint32_t rank, ucp_tag_t tag, void *da
         .user_data = op,
         .memory_type = UCS_MEMORY_TYPE_HOST,
     };
-    op_begin(g, op, rank);
+    op_begin(g, op);
     op->posting = true;
     ucs_status_ptr_t r = ucp_tag_recv_nbx(g->ucx.worker, data, n, tag, UINT64_MAX, &param);
     op->posting = false;
@@ -285,7 +285,7 @@ static void post_flush(struct rk_group *g)
         .cb = {.send = on_flushed},
         .user_data = &g->flush,
     };
-    op_begin(g, &g->flush, g->base.rank);
+    op_begin(g, &g->flush);
     ucs_status_ptr_t r = ucp_worker_flush_nbx(g->ucx.worker, &param);
     op_posted(&g->flush, UCS_PTR_IS_ERR(r) ? NULL : r);
 }
@@ -299,7 +299,7 @@ static td_err finish(struct rk_group *g, int64_t deadline_us, bool sent)
         ok = drive(g, deadline_us);
     }
     if (!ok && g->busy > 0) {
-        td__rk_disconnect(g, true);
+        td__rk_disconnect(g);
     }
     return over(g);
 }
@@ -489,13 +489,13 @@ void td__rk_close_endpoints(struct rk_group *g, bool force)
     }
 }
 
-void td__rk_disconnect(struct rk_group *g, bool force)
+void td__rk_disconnect(struct rk_group *g)
 {
     if (!g->open) {
         return;
     }
     cancel_receives(g);
-    td__rk_close_endpoints(g, force);
+    td__rk_close_endpoints(g, true);
     if (g->busy > 0) {
         TD_LOG(DEBUG, "UCX is closed with operations under way", "operations=%u", g->busy);
     }

@@ -355,8 +355,7 @@ static void describe(struct td__ce *e, const struct td_cpu_engine_params *p)
     struct td_engine_info *i = &e->info;
     i->n_layers = hp->n_layers;
     i->n_vocab = hp->n_vocab;
-    i->max_model_len =
-        p->max_model_len == 0 || p->max_model_len > hp->n_ctx ? hp->n_ctx : p->max_model_len;
+    i->max_model_len = td_model_context(hp, p->max_model_len);
     i->n_blocks = p->n_blocks;
     i->max_rows = p->max_rows;
     i->max_tokens = p->max_tokens;

@@ -465,8 +465,7 @@ static void describe(struct td__cu *e, const struct td_cuda_engine_params *p)
     i->n_layers = hp->n_layers;
     i->n_vocab = hp->n_vocab;
     e->logits_stride = (hp->n_vocab + 3) / 4 * 4;
-    i->max_model_len =
-        p->max_model_len == 0 || p->max_model_len > hp->n_ctx ? hp->n_ctx : p->max_model_len;
+    i->max_model_len = td_model_context(hp, p->max_model_len);
     i->max_rows = p->max_rows;
     i->max_tokens = p->max_tokens;
     i->max_slots = p->max_slots;

@@ -117,6 +117,12 @@ td_err td_model_open_memory(const void *data, size_t len, const char *name,
 struct td_model *td_model_close(struct td_model *m);
 TD_DEFINE_CLEANUP(struct td_model, td_model_close)
 
+/* Tokens of a sequence at most: the model's context, or a limit that is smaller; 0: no limit. */
+static inline uint32_t td_model_context(const struct td_hparams *hp, uint32_t limit)
+{
+    return limit == 0 || limit > hp->n_ctx ? hp->n_ctx : limit;
+}
+
 /* Plain pointers into the model, valid until close. */
 static inline const struct td_model_tokenizer *td_model_tokenizer(const struct td_model *m)
 {

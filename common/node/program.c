@@ -16,6 +16,7 @@
 #include "common/base/thread.h"
 #include "common/io/drain.h"
 #include "common/io/link_keys.h"
+#include "common/io/port_file.h"
 #include "common/model/model.h"
 #include "common/node/backend.h"
 #include "common/node/group.h"
@@ -271,9 +272,8 @@ static struct td_rank_terms terms_of(const struct app *a)
                               .n_blocks = pool_blocks(a),
                               .max_rows = (uint32_t)a->o.max_seqs,
                               .max_tokens = (uint32_t)a->o.batched_tokens,
-                              .max_model_len = (uint32_t)a->o.max_model_len};
-    uint32_t n_ctx = a->model->hp.n_ctx;
-    t.max_model_len = t.max_model_len == 0 || t.max_model_len > n_ctx ? n_ctx : t.max_model_len;
+                              .max_model_len =
+                                  td_model_context(&a->model->hp, (uint32_t)a->o.max_model_len)};
     memcpy(t.model_id, a->model->id, sizeof t.model_id);
     return t;
 }
@@ -491,8 +491,9 @@ static td_err make_front(struct app *a)
     return a->role == TD_ROLE_BOTH ? a->prog->front->create(&p, &a->front) : TD_OK;
 }
 
-static bool print_ports(const struct app *a, FILE *f)
+static bool print_ports(const void *arg, FILE *f)
 {
+    const struct app *a = arg;
     if (a->follower != NULL) {
         return fprintf(f, "admin %u\n", td_rank_node_admin_port(a->follower)) > 0;
     }
@@ -508,23 +509,6 @@ static bool print_ports(const struct app *a, FILE *f)
         ok = fprintf(f, "engine-grpc %u\n", nd_vllm_port(a->engine_service)) > 0;
     }
     return ok;
-}
-
-static td_err write_ports(const struct app *a)
-{
-    char tmp[4096];
-    if (a->o.port_file[0] == 0) {
-        return TD_OK;
-    }
-    (void)snprintf(tmp, sizeof tmp, "%s.tmp", a->o.port_file);
-    FILE *f = fopen(tmp, "we");
-    bool ok = f != NULL && print_ports(a, f);
-    ok = f != NULL && fclose(f) == 0 && ok;
-    if (!ok || rename(tmp, a->o.port_file) != 0) {
-        TD_LOG(ERROR, "cannot write the port file", "path=%s", a->o.port_file);
-        return TD_ERR_IO;
-    }
-    return TD_OK;
 }
 
 static void on_hangup(void *arg)
@@ -588,7 +572,7 @@ static td_err run(struct app *a)
     if (a->group != NULL) {
         TD_TRY(nd_group_watch(a->group, a->loop, on_group_lost, a));
     }
-    TD_TRY(write_ports(a));
+    TD_TRY(td_port_file_write(a->o.port_file, print_ports, a));
     td_signals_let_through();
     td_loop_run(a->loop);
     td_signals_hold();
