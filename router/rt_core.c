@@ -528,6 +528,14 @@ static void on_node_lost(struct rt_core *c, uint64_t epoch)
     }
 }
 
+static void on_node_link(struct rt_core *c, uint64_t epoch, bool attached)
+{
+    struct rt_node *n = rt_nodes_find(&c->nodes, epoch);
+    if (n != NULL) {
+        n->detached = !attached;
+    }
+}
+
 /* ---- time ---- */
 
 /* A node that has not let go by itself is told to: the hand-over that would have ended it may be
@@ -602,6 +610,9 @@ void rt_core_step(struct rt_core *c, int64_t now_us, const struct rt_event *ev,
         break;
     case RT_EV_NODE_LOST:
         on_node_lost(c, ev->node_epoch);
+        break;
+    case RT_EV_NODE_LINK:
+        on_node_link(c, ev->node_epoch, ev->attached);
         break;
     case RT_EV_NODE_MSG:
         on_node_msg(c, ev->node_epoch, ev->msg);

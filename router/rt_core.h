@@ -66,7 +66,8 @@ enum rt_event_type {
                       string) */
     RT_EV_NODE_UP, /* node_info of a new session */
     RT_EV_NODE_LOST, /* node_epoch */
-    RT_EV_NODE_MSG,  /* node_epoch, msg */
+    RT_EV_NODE_LINK, /* node_epoch, attached: its session has lost its connection, or has one again */
+    RT_EV_NODE_MSG, /* node_epoch, msg */
     RT_EV_TICK,
     RT_EV_DRAIN,      /* refuse new requests */
     RT_EV_NODE_DRAIN, /* node_epoch, drain: an operator drains a node, or takes it back */
@@ -78,6 +79,7 @@ struct rt_event {
     uint64_t counter;
     td_err reason;
     uint64_t node_epoch;
+    bool attached;
     const struct td_wire_node_info *node_info;
     const struct td_wire_msg *msg;
     const struct td_wire_drain *drain;

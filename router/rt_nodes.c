@@ -72,6 +72,7 @@ td_err rt_nodes_up(struct rt_nodes *ns, const struct td_wire_node_info *info,
         n->order = ++ns->n_ups;
         ns->count++;
     }
+    n->detached = false;
     copy_text(n->name, sizeof n->name, info->name);
     copy_text(n->version, sizeof n->version, info->version);
     copy_text(n->numerics, sizeof n->numerics, info->numerics);
@@ -124,12 +125,28 @@ bool rt_node_report(struct rt_node *n, const struct td_wire_state *s)
     return !gap && !first_partial;
 }
 
-bool rt_node_usable(const struct rt_node *n, enum td_role role)
+static const char *why_unwilling(const struct rt_node *n)
+{
+    if (!n->have_state) {
+        return "has not reported yet";
+    }
+    if (!n->state.ready) {
+        return "not ready";
+    }
+    return n->held || n->state.draining ? "draining" : "";
+}
+
+bool rt_node_willing(const struct rt_node *n, enum td_role role)
 {
     if (n->epoch == 0 || ((unsigned)n->role & (unsigned)role) != (unsigned)role) {
         return false;
     }
-    return rt_node_why_not(n)[0] == 0;
+    return why_unwilling(n)[0] == 0;
+}
+
+bool rt_node_usable(const struct rt_node *n, enum td_role role)
+{
+    return !n->detached && rt_node_willing(n, role);
 }
 
 bool rt_node_drained(const struct rt_node *n)
@@ -140,13 +157,7 @@ bool rt_node_drained(const struct rt_node *n)
 
 const char *rt_node_why_not(const struct rt_node *n)
 {
-    if (!n->have_state) {
-        return "has not reported yet";
-    }
-    if (!n->state.ready) {
-        return "not ready";
-    }
-    return n->held || n->state.draining ? "draining" : "";
+    return n->detached ? "its link is down" : why_unwilling(n);
 }
 
 uint32_t rt_nodes_ready(const struct rt_nodes *ns, enum td_role role)

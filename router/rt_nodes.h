@@ -28,6 +28,7 @@ struct rt_node {
     char version[32], numerics[64], admin_address[128]; /* as told, cut */
 
     bool held; /* drained through this router: no new work from here until it reports so itself */
+    bool detached; /* its session has no connection: it may resume, or the node has died unseen */
     bool have_state;
     struct td_wire_state state; /* as reported last */
     int64_t reported_us;        /* when that came; the core's clock */
@@ -65,9 +66,11 @@ const char *rt_nodes_name(const struct rt_nodes *ns, uint64_t epoch);
 /* Takes a report; returns false when its sequence shows a gap (ask for a full one; the report is
  * used all the same). */
 bool rt_node_report(struct rt_node *n, const struct td_wire_state *s);
-/* True when new work may be sent for this role. */
+/* True when it would take new work for this role, as far as it has said. */
+bool rt_node_willing(const struct rt_node *n, enum td_role role);
+/* Willing, and its link stands. */
 bool rt_node_usable(const struct rt_node *n, enum td_role role);
-/* Why it takes no work at all: "" when it does. */
+/* Why it is not usable for any role: "" when it is. */
 const char *rt_node_why_not(const struct rt_node *n);
 /* Nothing runs or waits there, by its own report, made after it knew of its drain. */
 bool rt_node_drained(const struct rt_node *n);

@@ -158,6 +158,7 @@ struct search {
     bool worst_known;
     uint32_t want; /* round robin, second pass: the pair to take */
     bool picking;
+    bool detached; /* pairs with a node whose link is down, instead of those with none */
 };
 
 bool rt_candidate_better(const struct rt_candidate *a, const struct rt_candidate *b)
@@ -212,6 +213,9 @@ static void consider(struct search *s, struct rt_node *p, struct rt_node *d)
     if ((r->only_p != 0 && r->only_p != p->epoch) || (r->only_d != 0 && r->only_d != d->epoch)) {
         return;
     }
+    if (s->detached != (p->detached || d->detached)) {
+        return;
+    }
     struct rt_candidate c = {.p_epoch = p->epoch, .d_epoch = d->epoch};
     c.excluded = pair_fits(s->pl, p, d, s->r);
     score(p, d, s->r, &c);
@@ -237,7 +241,7 @@ static void each_pair(struct search *s, struct rt_nodes *ns)
 {
     for (uint32_t i = 0; i < RT_MAX_NODES; i++) {
         struct rt_node *d = &ns->list[i];
-        if (!rt_node_usable(d, TD_ROLE_DECODE)) {
+        if (!rt_node_willing(d, TD_ROLE_DECODE)) {
             continue;
         }
         if (d->role == TD_ROLE_BOTH) {
@@ -246,7 +250,7 @@ static void each_pair(struct search *s, struct rt_nodes *ns)
         }
         for (uint32_t k = 0; k < RT_MAX_NODES; k++) {
             struct rt_node *p = &ns->list[k];
-            if (p != d && p->role == TD_ROLE_PREFILL && rt_node_usable(p, TD_ROLE_PREFILL)) {
+            if (p != d && p->role == TD_ROLE_PREFILL && rt_node_willing(p, TD_ROLE_PREFILL)) {
                 consider(s, p, d);
             }
         }
@@ -267,6 +271,10 @@ td_err rt_place(struct rt_placer *pl, struct rt_nodes *ns, const struct rt_place
     memset(out, 0, sizeof *out);
     struct search s = {.pl = pl, .r = r, .out = out, .best = INT64_MAX, .why = TD_OK};
     each_pair(&s, ns);
+    if (s.fitting == 0 && s.why != TD_ERR_OVERLOADED) {
+        s.detached = true; /* it may resume within a moment: better than to refuse */
+        each_pair(&s, ns);
+    }
     if (s.fitting == 0) {
         return refusal(s.why);
     }

@@ -271,6 +271,13 @@ static void on_lost(void *arg, uint64_t session, uint64_t peer_epoch, td_err rea
     node_lost(s, peer_epoch);
 }
 
+static void on_attached(void *arg, uint64_t session, uint64_t peer_epoch, bool attached)
+{
+    (void)session;
+    struct rt_event ev = {.type = RT_EV_NODE_LINK, .node_epoch = peer_epoch, .attached = attached};
+    rt__shell_event(arg, &ev, NULL);
+}
+
 static void on_refused(void *arg, const char *url, td_err reason, const char *text, bool remote)
 {
     (void)arg;
@@ -278,8 +285,11 @@ static void on_refused(void *arg, const char *url, td_err reason, const char *te
            td_err_code(reason), remote ? "node" : "router", text);
 }
 
-static const struct td_link_ops link_ops = {
-    .on_up = on_up, .on_message = on_message, .on_lost = on_lost, .on_refused = on_refused};
+static const struct td_link_ops link_ops = {.on_up = on_up,
+                                            .on_message = on_message,
+                                            .on_lost = on_lost,
+                                            .on_refused = on_refused,
+                                            .on_attached = on_attached};
 
 static td_err make_links(struct rt_shell *s)
 {

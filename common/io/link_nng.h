@@ -46,8 +46,7 @@ struct td_link_ops {
                     const char *text);
     /* `url` "" for a peer that dialed us; remote: the peer refused us. */
     void (*on_refused)(void *arg, const char *url, td_err reason, const char *text, bool remote);
-    /* The session has lost its connection and may resume; or it has resumed. For status pages only.
-     */
+    /* The session has lost its connection and may resume; or it has resumed. */
     void (*on_attached)(void *arg, uint64_t session, uint64_t peer_epoch, bool attached);
 };
 

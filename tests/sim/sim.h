@@ -548,6 +548,7 @@ void sim_router_stop(struct sim *s, struct sim_proc *p);
 void sim_router_event(struct sim *s, struct sim_proc *p, const struct rt_event *ev);
 void sim_router_up(struct sim *s, struct sim_proc *p, const uint8_t *info, size_t len);
 void sim_router_lost(struct sim *s, struct sim_proc *p, uint64_t epoch);
+void sim_router_link(struct sim *s, struct sim_proc *p, uint64_t epoch, bool attached);
 void sim_router_message(struct sim *s, struct sim_proc *p, uint64_t epoch,
                         const struct td_wire_msg *m, td_err err);
 void sim_router_arm(struct sim *s, struct sim_proc *p);

@@ -268,6 +268,16 @@ static void on_lost(struct sim *s, struct sim_proc *p, const struct td_link_acti
     }
 }
 
+static void on_attached(struct sim *s, struct sim_proc *p, const struct td_link_action *a,
+                        bool attached)
+{
+    sim_trace(s, "%s: session with %s %s", p->name, a->peer_name,
+              attached ? "resumed" : "detached");
+    if (p->kind == SIM_ROUTER) {
+        sim_router_link(s, p, a->peer_epoch, attached);
+    }
+}
+
 static void carry_out(struct sim *s, struct sim_proc *p, const struct td_link_action *a)
 {
     switch (a->type) {
@@ -291,10 +301,10 @@ static void carry_out(struct sim *s, struct sim_proc *p, const struct td_link_ac
         break;
     case TD_LINK_RESUMED:
         s->n_resumes++;
-        sim_trace(s, "%s: session with %s resumed", p->name, a->peer_name);
+        on_attached(s, p, a, true);
         break;
     case TD_LINK_DETACHED:
-        sim_trace(s, "%s: session with %s detached", p->name, a->peer_name);
+        on_attached(s, p, a, false);
         break;
     case TD_LINK_REFUSED:
         sim_fail(s, "%s: refused: %s", p->name, a->text);

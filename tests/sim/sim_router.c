@@ -314,6 +314,12 @@ void sim_router_lost(struct sim *s, struct sim_proc *p, uint64_t epoch)
     sim_router_event(s, p, &ev);
 }
 
+void sim_router_link(struct sim *s, struct sim_proc *p, uint64_t epoch, bool attached)
+{
+    struct rt_event ev = {.type = RT_EV_NODE_LINK, .node_epoch = epoch, .attached = attached};
+    sim_router_event(s, p, &ev);
+}
+
 void sim_router_message(struct sim *s, struct sim_proc *p, uint64_t epoch,
                         const struct td_wire_msg *m, td_err err)
 {

@@ -253,6 +253,28 @@ static void a_parked_request_that_ends_early_leaves_nothing_on_decode(void **sta
     assert_int_equal(find(b, RT_DO_END, 0, 0)->err, TD_ERR_PEER_LOST);
 }
 
+static void new_requests_go_round_a_node_whose_link_is_down(void **state)
+{
+    struct bench *b = *state;
+    pair(b);
+    node_up(b, D1, TD_ROLE_DECODE, 1);
+    step(b, &(struct rt_event){.type = RT_EV_NODE_LINK, .node_epoch = D0}, NULL);
+    uint64_t c = submit(b, 1, 0);
+    assert_null(find(b, RT_DO_SEND, D0, TD_WIRE_RESERVE));
+    assert_non_null(find(b, RT_DO_SEND, D1, TD_WIRE_RESERVE));
+    struct rt_request_view v;
+    assert_true(rt_core_request(b->core, c, &v));
+    assert_int_equal(rt_core_decision(b->core, v.decision)->n_skipped, 1);
+    assert_string_equal(rt_core_decision(b->core, v.decision)->skipped[0].why, "its link is down");
+    lost(b, D1); /* nobody else is left: D0 gets it, and is not said to be passed over */
+    assert_non_null(find(b, RT_DO_SEND, D0, TD_WIRE_RESERVE));
+    assert_true(rt_core_request(b->core, c, &v));
+    assert_int_equal(rt_core_decision(b->core, v.decision)->n_skipped, 0);
+    step(b, &(struct rt_event){.type = RT_EV_NODE_LINK, .node_epoch = D0, .attached = true}, NULL);
+    assert_int_equal(rt_nodes_ready(rt_core_nodes(b->core), TD_ROLE_DECODE), 1);
+    step(b, &(struct rt_event){.type = RT_EV_NODE_LINK, .node_epoch = 12345}, NULL); /* gone */
+}
+
 static void only_a_node_that_drained_to_its_end_may_leave(void **state)
 {
     struct bench *b = *state;
@@ -722,6 +744,7 @@ int main(void)
         T(a_request_goes_to_both_nodes_and_ends_once),
         T(a_parked_request_is_reserved_after_its_first_token_and_told_when_both_ended),
         T(a_parked_request_that_ends_early_leaves_nothing_on_decode),
+        T(new_requests_go_round_a_node_whose_link_is_down),
         T(only_a_node_that_drained_to_its_end_may_leave),
         T(a_node_that_drained_to_its_end_brings_no_warning),
         T(without_nodes_a_request_is_refused_at_once),

@@ -60,6 +60,21 @@ static void a_drained_node_is_not_usable_whatever_it_reports(void **state)
     assert_string_equal(rt_node_why_not(n), "not ready");
 }
 
+static void a_node_without_link_is_willing_and_not_usable(void **state)
+{
+    (void)state;
+    struct rt_node *n = up(5, TD_ROLE_DECODE);
+    n->detached = true;
+    assert_false(rt_node_willing(n, TD_ROLE_DECODE));
+    (void)rt_node_report(n, &(struct td_wire_state){.seq = 1, .full = true, .ready = true});
+    assert_true(rt_node_willing(n, TD_ROLE_DECODE));
+    assert_false(rt_node_usable(n, TD_ROLE_DECODE));
+    assert_int_equal(rt_nodes_ready(ns, TD_ROLE_DECODE), 0);
+    assert_string_equal(rt_node_why_not(n), "its link is down");
+    assert_ptr_equal(up(5, TD_ROLE_DECODE), n); /* a new session of the same process */
+    assert_true(rt_node_usable(n, TD_ROLE_DECODE));
+}
+
 static void names_are_found_and_outlive_their_nodes(void **state)
 {
     (void)state;
@@ -110,6 +125,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_node_is_usable_only_after_it_reported_ready, setup,
                                         teardown),
         cmocka_unit_test_setup_teardown(a_drained_node_is_not_usable_whatever_it_reports, setup,
+                                        teardown),
+        cmocka_unit_test_setup_teardown(a_node_without_link_is_willing_and_not_usable, setup,
                                         teardown),
         cmocka_unit_test_setup_teardown(names_are_found_and_outlive_their_nodes, setup, teardown),
         cmocka_unit_test_setup_teardown(a_gap_in_the_sequence_is_noticed, setup, teardown),

@@ -237,6 +237,34 @@ static void a_candidate_carries_the_numbers_it_was_judged_by(void **state)
     free(ns);
 }
 
+static void a_node_without_link_is_taken_only_for_want_of_others(void **state)
+{
+    (void)state;
+    struct rt_nodes *ns = td_zalloc(1, sizeof *ns);
+    static struct rt_decision dec;
+    (void)add(ns, 1, TD_ROLE_PREFILL, 1);
+    struct rt_node *d = add(ns, 2, TD_ROLE_DECODE, 1), *full = add(ns, 3, TD_ROLE_DECODE, 1);
+    struct rt_place_request r = {.n_prompt = 10, .max_output = 2};
+    d->detached = true;
+    for (unsigned policy = RT_POLICY_PREDICT; policy <= RT_POLICY_ROUND_ROBIN; policy++) {
+        struct rt_placer pl = {.policy = policy, .max_node_queue = 4};
+        for (int k = 0; k < 4; k++) {
+            assert_int_equal(rt_place(&pl, ns, &r, &dec), TD_OK);
+            assert_int_equal(dec.d->epoch, 3);
+            assert_int_equal(dec.n_candidates, 1);
+        }
+    }
+    struct rt_placer pl = {.policy = RT_POLICY_PREDICT, .max_node_queue = 4};
+    full->inflight = 1000; /* it is better to wait for a node that lives */
+    assert_int_equal(rt_place(&pl, ns, &r, &dec), TD_ERR_OVERLOADED);
+    rt_nodes_down(ns, 3);
+    assert_int_equal(rt_place(&pl, ns, &r, &dec), TD_OK);
+    assert_int_equal(dec.d->epoch, 2);
+    d->held = true;
+    assert_int_equal(rt_place(&pl, ns, &r, &dec), TD_ERR_NO_NODE);
+    free(ns);
+}
+
 static void a_pinned_request_sees_its_pair_only(void **state)
 {
     (void)state;
@@ -264,6 +292,7 @@ int main(void)
         cmocka_unit_test(a_full_decode_node_is_passed_over),
         cmocka_unit_test(of_more_pairs_than_fit_the_best_are_kept),
         cmocka_unit_test(round_robin_takes_each_of_many_pairs_in_turn),
+        cmocka_unit_test(a_node_without_link_is_taken_only_for_want_of_others),
         cmocka_unit_test(a_pinned_request_sees_its_pair_only),
         cmocka_unit_test(a_candidate_carries_the_numbers_it_was_judged_by),
     };
