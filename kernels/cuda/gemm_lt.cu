@@ -110,12 +110,19 @@ struct tk_lt {
         }                                                                                          \
     } while (0)
 
+// What of it was made; the slot is as new.
 static void drop_plan(tk_lt *lt, plan *p)
 {
-    lt->lib.cublasLtMatmulDescDestroy_(p->desc);
-    lt->lib.cublasLtMatrixLayoutDestroy_(p->a);
-    lt->lib.cublasLtMatrixLayoutDestroy_(p->b);
-    lt->lib.cublasLtMatrixLayoutDestroy_(p->d);
+    if (p->desc != nullptr) {
+        lt->lib.cublasLtMatmulDescDestroy_(p->desc);
+    }
+    const cublasLtMatrixLayout_t layouts[] = {p->a, p->b, p->d};
+    for (cublasLtMatrixLayout_t layout : layouts) {
+        if (layout != nullptr) {
+            lt->lib.cublasLtMatrixLayoutDestroy_(layout);
+        }
+    }
+    *p = {};
 }
 
 extern "C" tk_lt *tk_lt_destroy(tk_lt *lt)
@@ -394,11 +401,12 @@ extern "C" td_err tk_lt_plan(tk_lt *lt, tk_stream s, const struct tk_lt_product 
         return TD_ERR_FULL;
     }
     plan *q = &lt->plans[lt->n_plans];
-    TD_TRY(fill_plan(lt, p, q));
     cublasLtMatmulHeuristicResult_t got[CANDIDATES];
     int n = 0;
-    q->ms = 0.f;
-    td_err e = heuristics(lt, q, got, &n);
+    td_err e = fill_plan(lt, p, q);
+    if (e == TD_OK) {
+        e = heuristics(lt, q, got, &n);
+    }
     if (e == TD_OK) {
         q->algo = got[0].algo;
         e = tune ? tune_plan(lt, s, p, q, got, n) : TD_OK;
