@@ -98,7 +98,7 @@ static const struct td_opt opts[] = {
     OPT("request-timeout", DOUBLE, "600", "s", 0.1, 86400, NULL, BOOT, "time budget of a request",
         budget_s),
     OPT("pair-wait", DOUBLE, "10", "s", 0, 600, NULL, BOOT,
-        "how long a replay waits for a pair to appear", pair_wait_s),
+        "how long a replay, or a request whose node is lost, waits for a pair", pair_wait_s),
     OPT("sse-ping-interval", DOUBLE, "30", "s", 0, 3600, NULL, BOOT,
         "comment after so much silence in a stream; 0: none", ping_s),
     OPT("drain-timeout", DOUBLE, "120", "s", 0, 3600, NULL, BOOT,

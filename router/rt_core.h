@@ -37,8 +37,8 @@ struct rt_core_params {
     uint32_t max_node_queue;  /* works waiting on one node before the router keeps them itself */
     uint32_t max_replays;     /* 2 */
     bool resume;              /* replay also after the first token */
-    int64_t pair_wait_us;     /* how long a replay waits for a pair to appear */
-    int64_t close_wait_us;    /* how long an ended request waits for its nodes' acknowledgement */
+    int64_t pair_wait_us; /* how long a replay, or a request whose node is lost, waits for a pair */
+    int64_t close_wait_us; /* how long an ended request waits for its nodes' acknowledgement */
     enum rt_policy policy;
     const char *model_name;
 };

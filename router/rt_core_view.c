@@ -112,15 +112,13 @@ static void keep_best(const struct rt_decision *d, struct rt_decision_record *r)
     r->n_candidates = d->n_candidates;
 }
 
-static void note_skipped(const struct rt_nodes *ns, const struct rt_decision *dec,
-                         struct rt_decision_record *r)
+static void note_skipped(const struct rt_nodes *ns, struct rt_decision_record *r)
 {
     for (uint32_t i = 0, seen = 0; i < RT_MAX_NODES && seen < ns->count; i++) {
         const struct rt_node *n = &ns->list[i];
         const char *why = n->epoch != 0 ? rt_node_why_not(n) : "";
         seen += n->epoch != 0 ? 1 : 0;
-        if (why[0] == 0 || n == dec->p ||
-            n == dec->d) { /* those may be detached, for want of others */
+        if (why[0] == 0) {
             continue;
         }
         if (r->n_skipped < RT_DECISION_SKIPPED) {
@@ -149,7 +147,7 @@ void rt__record_decision(struct rt_core *c, struct rt_entry *e)
     (void)snprintf(r->p_name, sizeof r->p_name, "%.63s", dec->p->name);
     (void)snprintf(r->d_name, sizeof r->d_name, "%.63s", dec->d->name);
     keep_best(dec, r);
-    note_skipped(&c->nodes, dec, r);
+    note_skipped(&c->nodes, r);
     e->decision = number;
 }
 

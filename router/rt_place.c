@@ -265,15 +265,26 @@ static void pick_round_robin(struct search *s, struct rt_nodes *ns)
     each_pair(s, ns);
 }
 
+/* A pair fits but for a link that is down. It will be back within a moment, or be lost and then not asked for: a request sent
+ * there would only fail, again and again, as long as its other node cannot reach this one. */
+static bool may_resume(struct search *s, struct rt_nodes *ns)
+{
+    s->detached = true;
+    each_pair(s, ns);
+    bool any = s->fitting > 0;
+    s->fitting = 0;
+    s->out->p = s->out->d = NULL;
+    return any;
+}
+
 td_err rt_place(struct rt_placer *pl, struct rt_nodes *ns, const struct rt_place_request *r,
                 struct rt_decision *out)
 {
     memset(out, 0, sizeof *out);
     struct search s = {.pl = pl, .r = r, .out = out, .best = INT64_MAX, .why = TD_OK};
     each_pair(&s, ns);
-    if (s.fitting == 0 && s.why != TD_ERR_OVERLOADED) {
-        s.detached = true; /* it may resume within a moment: better than to refuse */
-        each_pair(&s, ns);
+    if (s.fitting == 0 && s.why != TD_ERR_OVERLOADED && may_resume(&s, ns)) {
+        return r->only_p != 0 || r->only_d != 0 ? TD_ERR_NO_NODE : TD_ERR_OVERLOADED;
     }
     if (s.fitting == 0) {
         return refusal(s.why);

@@ -3,11 +3,11 @@
  * The predictor is named "queue-linear": completion = (prompt tokens waiting on P + own prompt) *
  * P's measured cost per token + transfer tail + wait for D's blocks + expected output * D's
  * measured step time, grown with its batch. A node that serves both roles is a candidate pair of
- * its own (it prefills locally: decision "decode-only"). Nodes whose link is down come into
- * question only when no other pair is there. "round-robin" exists to be beaten
+ * its own (it prefills locally: decision "decode-only"). A node whose link is down gets
+ * nothing; while no other pair is there, requests wait for it. "round-robin" exists to be beaten
  * (tests/unit/router/rt_place_test.c) and as a fallback by configuration. Pure function of the node
  * table. Failure: TD_ERR_NO_NODE (a role has no usable node), TD_ERR_NO_PAIR (none fit together),
- * TD_ERR_OVERLOADED (all fitting pairs are full: keep the request queued), TD_ERR_CONTEXT_LENGTH (no
+ * TD_ERR_OVERLOADED (all fitting pairs are full, or links are down: keep the request queued), TD_ERR_CONTEXT_LENGTH (no
  * node's context or whole pool could ever hold it; a candidate that its pool excludes says TD_ERR_NO_CAPACITY).
  */
 #ifndef ROUTER_RT_PLACE_H

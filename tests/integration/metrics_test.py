@@ -326,7 +326,8 @@ def long_answer(cl):
 
 def no_prefill_node(cl):
     cl.nodes["prefill-0"].kill()
-    wait_for(lambda: get(cl.router.port("http"), "/health")[0] == 503, 20, "the router to notice")
+    wait_for(lambda: len(cl.admin("/nodes")["nodes"]) == 1, 20, "the router to give it up")  # until then it waits for the link
+    assert get(cl.router.port("http"), "/health")[0] == 503
     assert chat(cl.router.port("http")).status == 503
 
 

@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 
-from harness import all_blocks_back, chat, cluster, free_port, get, request, run, tiny_model, tokens_of, wait_for
+from harness import all_blocks_back, chat, cluster, free_port, get, in_threads, request, run, tiny_model, tokens_of, wait_for
 
 RNG = random.Random(7)
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -412,6 +412,31 @@ def test_any_order_of_starting_works_and_each_may_restart():
             assert tokens_of(cl.router.port("http"), "any order", max_tokens=6, ignore_eos=True) == want, order
         finally:
             cl.stop()
+
+
+def test_requests_wait_while_the_only_nodes_link_is_down_and_its_successor_serves_them():
+    """The dead node's port takes connections and says nothing: as the address of a deleted pod, from which nothing comes."""
+    for name in ("prefill-0", "decode-0"):
+        with cluster(time_scale=1) as cl:
+            port = cl.router.port("http")
+            want = tokens_of(port, "successor", max_tokens=6, ignore_eos=True)
+            cl.nodes[name].kill()
+            silent = socket.create_server(("127.0.0.1", int(cl.nodes[name].ports()["control"].rsplit(":", 1)[1])))
+
+            def successor():
+                try:
+                    wait_for(lambda: [r["phase"] for r in cl.admin("/requests")["live"]] == ["queued"] * 3, 8, "requests to wait")
+                    assert get(port, "/health")[0] == 503
+                    assert "its link is down" in [n["why_not"] for n in cl.admin("/nodes")["nodes"]]
+                finally:
+                    silent.close()
+                cl.restart(name)
+
+            *got, _ = in_threads([lambda: tokens_of(port, "successor", max_tokens=6, ignore_eos=True)] * 3 + [successor])
+            assert got == [want] * 3, got
+            assert "attempt failed" not in cl.router.log()
+            for node in cl.nodes.values():
+                all_blocks_back(cl, node)
 
 
 def router_to(cl, urls):

@@ -253,12 +253,18 @@ static void a_parked_request_that_ends_early_leaves_nothing_on_decode(void **sta
     assert_int_equal(find(b, RT_DO_END, 0, 0)->err, TD_ERR_PEER_LOST);
 }
 
+static void link_is(struct bench *b, uint64_t node, bool attached)
+{
+    struct rt_event ev = {.type = RT_EV_NODE_LINK, .node_epoch = node, .attached = attached};
+    step(b, &ev, NULL);
+}
+
 static void new_requests_go_round_a_node_whose_link_is_down(void **state)
 {
     struct bench *b = *state;
     pair(b);
     node_up(b, D1, TD_ROLE_DECODE, 1);
-    step(b, &(struct rt_event){.type = RT_EV_NODE_LINK, .node_epoch = D0}, NULL);
+    link_is(b, D0, false);
     uint64_t c = submit(b, 1, 0);
     assert_null(find(b, RT_DO_SEND, D0, TD_WIRE_RESERVE));
     assert_non_null(find(b, RT_DO_SEND, D1, TD_WIRE_RESERVE));
@@ -266,13 +272,32 @@ static void new_requests_go_round_a_node_whose_link_is_down(void **state)
     assert_true(rt_core_request(b->core, c, &v));
     assert_int_equal(rt_core_decision(b->core, v.decision)->n_skipped, 1);
     assert_string_equal(rt_core_decision(b->core, v.decision)->skipped[0].why, "its link is down");
-    lost(b, D1); /* nobody else is left: D0 gets it, and is not said to be passed over */
+    link_is(b, 12345, false); /* gone already */
+}
+
+static void requests_wait_for_the_only_link_and_its_loss_ends_them(void **state)
+{
+    struct bench *b = *state;
+    pair(b);
+    link_is(b, D0, false);
+    assert_int_equal(rt_nodes_ready(rt_core_nodes(b->core), TD_ROLE_DECODE), 0);
+    uint64_t c = submit(b, 1, 0), second = submit(b, 1, 0);
+    assert_int_not_equal(second, 0);
+    assert_int_equal(rt_core_count(b->core, RT_QUEUED), 2);
+    link_is(b, D0, true);
     assert_non_null(find(b, RT_DO_SEND, D0, TD_WIRE_RESERVE));
+    assert_int_equal(rt_core_count(b->core, RT_QUEUED), 0);
+    struct rt_request_view v;
     assert_true(rt_core_request(b->core, c, &v));
-    assert_int_equal(rt_core_decision(b->core, v.decision)->n_skipped, 0);
-    step(b, &(struct rt_event){.type = RT_EV_NODE_LINK, .node_epoch = D0, .attached = true}, NULL);
-    assert_int_equal(rt_nodes_ready(rt_core_nodes(b->core), TD_ROLE_DECODE), 1);
-    step(b, &(struct rt_event){.type = RT_EV_NODE_LINK, .node_epoch = 12345}, NULL); /* gone */
+    assert_int_equal(v.replays, 0);
+    link_is(b, D0, false);
+    assert_int_not_equal(submit(b, 1, 0), 0);
+    lost(b, D0); /* all three wait for a pair now, as replays do */
+    assert_int_equal(rt_core_count(b->core, RT_QUEUED), 3);
+    b->now = rt_core_next_deadline(b->core);
+    step(b, &(struct rt_event){.type = RT_EV_TICK}, NULL);
+    assert_int_equal(find(b, RT_DO_END, 0, 0)->err, TD_ERR_NO_NODE);
+    assert_int_equal(rt_core_count(b->core, RT_QUEUED), 0);
 }
 
 static void only_a_node_that_drained_to_its_end_may_leave(void **state)
@@ -745,6 +770,7 @@ int main(void)
         T(a_parked_request_is_reserved_after_its_first_token_and_told_when_both_ended),
         T(a_parked_request_that_ends_early_leaves_nothing_on_decode),
         T(new_requests_go_round_a_node_whose_link_is_down),
+        T(requests_wait_for_the_only_link_and_its_loss_ends_them),
         T(only_a_node_that_drained_to_its_end_may_leave),
         T(a_node_that_drained_to_its_end_brings_no_warning),
         T(without_nodes_a_request_is_refused_at_once),

@@ -237,7 +237,7 @@ static void a_candidate_carries_the_numbers_it_was_judged_by(void **state)
     free(ns);
 }
 
-static void a_node_without_link_is_taken_only_for_want_of_others(void **state)
+static void a_node_without_link_gets_nothing_and_is_waited_for(void **state)
 {
     (void)state;
     struct rt_nodes *ns = td_zalloc(1, sizeof *ns);
@@ -255,13 +255,18 @@ static void a_node_without_link_is_taken_only_for_want_of_others(void **state)
         }
     }
     struct rt_placer pl = {.policy = RT_POLICY_PREDICT, .max_node_queue = 4};
-    full->inflight = 1000; /* it is better to wait for a node that lives */
+    full->inflight = 1000;
     assert_int_equal(rt_place(&pl, ns, &r, &dec), TD_ERR_OVERLOADED);
     rt_nodes_down(ns, 3);
-    assert_int_equal(rt_place(&pl, ns, &r, &dec), TD_OK);
-    assert_int_equal(dec.d->epoch, 2);
-    d->held = true;
+    assert_int_equal(rt_place(&pl, ns, &r, &dec), TD_ERR_OVERLOADED);
+    assert_null(dec.d);
+    r.only_d = 2; /* a probe does not wait */
     assert_int_equal(rt_place(&pl, ns, &r, &dec), TD_ERR_NO_NODE);
+    r.only_d = 0;
+    d->held = true; /* would not take it anyway */
+    assert_int_equal(rt_place(&pl, ns, &r, &dec), TD_ERR_NO_NODE);
+    d->held = d->detached = false;
+    assert_int_equal(rt_place(&pl, ns, &r, &dec), TD_OK);
     free(ns);
 }
 
@@ -292,7 +297,7 @@ int main(void)
         cmocka_unit_test(a_full_decode_node_is_passed_over),
         cmocka_unit_test(of_more_pairs_than_fit_the_best_are_kept),
         cmocka_unit_test(round_robin_takes_each_of_many_pairs_in_turn),
-        cmocka_unit_test(a_node_without_link_is_taken_only_for_want_of_others),
+        cmocka_unit_test(a_node_without_link_gets_nothing_and_is_waited_for),
         cmocka_unit_test(a_pinned_request_sees_its_pair_only),
         cmocka_unit_test(a_candidate_carries_the_numbers_it_was_judged_by),
     };
