@@ -10,6 +10,8 @@
 /* Tokens that share one pass over a weight row; each has its own accumulator, so its sum never
  * depends on the others. */
 #define TILE 16
+/* One number of each token of a tile: every lane is a sum of its own. */
+typedef float tile_row __attribute__((vector_size(TILE * sizeof(float)), aligned(4), may_alias));
 
 struct pass {
     const struct td_model *m;
@@ -73,14 +75,12 @@ static void matmul(struct pass *p, const struct td_weight *w, const float *x, ui
     for (uint32_t r = 0; r < w->rows; r++) {
         td_dequant_row(w->dtype, (const char *)w->data + r * w->row_bytes, w->cols, p->w_row);
         for (uint32_t i = 0; i < n_tiles; i++) {
-            const float *tile = p->x_tiles + (size_t)i * w->cols * TILE;
+            const tile_row *tile = (const tile_row *)p->x_tiles + (size_t)i * w->cols;
             uint32_t n_here = n - i * TILE < TILE ? n - i * TILE : TILE;
-            float acc[TILE] = {0};
+            tile_row acc = {0};
 
             for (uint32_t c = 0; c < w->cols; c++) {
-                for (uint32_t t = 0; t < TILE; t++) {
-                    acc[t] += p->w_row[c] * tile[(size_t)c * TILE + t];
-                }
+                acc += p->w_row[c] * tile[c];
             }
             for (uint32_t t = 0; t < n_here; t++) {
                 y[(size_t)(i * TILE + t) * w->rows + r] = acc[t];

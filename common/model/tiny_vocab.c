@@ -94,18 +94,21 @@ static bool starts_word(uint16_t sym, const bool *spaced)
 }
 
 /* The most frequent pair inside a word; ties go to the lower ids. False when no word has two symbols left. */
-static bool best_pair(struct trainer *t, const bool *spaced, uint16_t *out_a, uint16_t *out_b)
+static bool best_pair(struct trainer *t, uint32_t n_tokens, const bool *spaced, uint16_t *out_a,
+                      uint16_t *out_b)
 {
     uint32_t best = 0;
 
-    memset(t->counts, 0, sizeof t->counts);
+    for (uint32_t a = 0; a < n_tokens; a++) {
+        memset(t->counts[a], 0, n_tokens * sizeof t->counts[a][0]);
+    }
     for (size_t i = 0; i + 1 < t->n; i++) {
         if (!starts_word(t->sym[i + 1], spaced)) {
             t->counts[t->sym[i]][t->sym[i + 1]]++;
         }
     }
-    for (uint32_t a = 0; a < TD_TINY_MAX_TOKENS; a++) {
-        for (uint32_t b = 0; b < TD_TINY_MAX_TOKENS; b++) {
+    for (uint32_t a = 0; a < n_tokens; a++) {
+        for (uint32_t b = 0; b < n_tokens; b++) {
             if (t->counts[a][b] > best) {
                 best = t->counts[a][b];
                 *out_a = (uint16_t)a;
@@ -141,7 +144,7 @@ static void learn_merges(struct td_tiny_vocab *v, struct trainer *t, char **at)
     for (size_t i = 0; i + 1 < sizeof corpus; i++) {
         t->sym[t->n++] = (uint16_t)(TD_TINY_SPECIALS + (uint8_t)corpus[i]);
     }
-    while (v->n_merges < TD_TINY_MAX_MERGES && best_pair(t, spaced, &a, &b)) {
+    while (v->n_merges < TD_TINY_MAX_MERGES && best_pair(t, v->n_tokens, spaced, &a, &b)) {
         struct td_str x = v->tokens[a];
         struct td_str y = v->tokens[b];
         uint32_t id = v->n_tokens++;

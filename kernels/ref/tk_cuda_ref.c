@@ -98,10 +98,26 @@ static tk_bf16 *kv_at(const struct tk_kv_pool *p, uint32_t layer, int32_t block,
                p->head_dim;
 }
 
+#define LANES 16
+typedef tk_bf16 halves __attribute__((vector_size(LANES * 2), aligned(2), may_alias));
+typedef uint32_t wides __attribute__((vector_size(LANES * 4)));
+typedef float floats __attribute__((vector_size(LANES * 4)));
+
+/* LANES interleaved sums, added in order. */
 static float dot(const tk_bf16 *a, const tk_bf16 *b, uint32_t n)
 {
+    floats sums = {0};
     float s = 0;
-    for (uint32_t i = 0; i < n; i++) {
+    uint32_t i = 0;
+    for (; i + LANES <= n; i += LANES) {
+        const wides x = __builtin_convertvector(*(const halves *)(a + i), wides) << 16;
+        const wides y = __builtin_convertvector(*(const halves *)(b + i), wides) << 16;
+        sums += (floats)x * (floats)y;
+    }
+    for (int k = 0; k < LANES; k++) {
+        s += sums[k];
+    }
+    for (; i < n; i++) {
         s += up(a[i]) * up(b[i]);
     }
     return s;

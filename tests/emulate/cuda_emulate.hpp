@@ -49,7 +49,10 @@ struct __nv_bfloat16 {
 namespace emulate
 {
 
-constexpr size_t STACK = 128 << 10;
+constexpr size_t STACK =
+    32 << 10;                     // of a thread; AddressSanitizer clears its shadow at every switch
+constexpr size_t GUARD = 1 << 10; // bytes at its end that nobody may touch
+constexpr unsigned char UNTOUCHED = 0xA5;
 struct dim {
     uint32_t x;
 };
@@ -157,6 +160,17 @@ template <typename A, typename F> void warp_meet(A &mine, F f)
     w.round++;
 }
 
+inline void check_stacks()
+{
+    for (const fiber &f : block.fibers) {
+        for (size_t i = 0; i < GUARD; i++) {
+            if (static_cast<unsigned char>(f.stack[i]) != UNTOUCHED) {
+                fail("a thread's stack is too small");
+            }
+        }
+    }
+}
+
 /* Runs body as a kernel of `grid` blocks. */
 inline void run(uint32_t grid, uint32_t threads, size_t shared_bytes, uint64_t seed,
                 const std::function<void()> &body)
@@ -173,6 +187,7 @@ inline void run(uint32_t grid, uint32_t threads, size_t shared_bytes, uint64_t s
         block.fibers.resize(threads);
         for (fiber &f : block.fibers) {
             f.stack.resize(STACK);
+            std::fill_n(f.stack.begin(), GUARD, UNTOUCHED);
             f.done = false;
             f.waits = nullptr;
             f.group = 0;
@@ -185,6 +200,7 @@ inline void run(uint32_t grid, uint32_t threads, size_t shared_bytes, uint64_t s
         }
         block.thread.x = 0;
         swapcontext(&block.back, &block.fibers[0].ctx);
+        check_stacks();
     }
 }
 
