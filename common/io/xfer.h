@@ -9,6 +9,9 @@
  * UNLAND or CLOSE is a complete fence. The PUT path (RDMA, cuda_ipc) fills the same interface later: header, scatter list, done,
  * fence. Owner: node shell. Thread: td_xfer_* are the loop's, unless they say otherwise; never
  * block. Bounds: TD_XFER_MAX_*. Failure: a failed post or a lost peer is an event, never an exit.
+ * Known limit: over shared memory without cma, UCX 1.13 cannot take back what waits for room in the queue of a process that
+ * stands still (SIGSTOP, a frozen cgroup). A push to it may end only when that process goes on; when it is killed
+ * instead, the push's blocks may stay quarantined as long as we live. The log says so.
  */
 #ifndef TD_IO_XFER_H
 #define TD_IO_XFER_H
