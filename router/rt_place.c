@@ -158,7 +158,7 @@ struct search {
     bool worst_known;
     uint32_t want; /* round robin, second pass: the pair to take */
     bool picking;
-    bool detached; /* pairs with a node whose link is down, instead of those with none */
+    bool resumable; /* a pair fits but for a link that is down */
 };
 
 bool rt_candidate_better(const struct rt_candidate *a, const struct rt_candidate *b)
@@ -207,17 +207,34 @@ static void choose(struct search *s, struct rt_node *p, struct rt_node *d,
     s->out->predicted_us = c->score_us;
 }
 
+static void rule_out(struct search *s, td_err why)
+{
+    s->why = s->why == TD_OK ? why : worse(s->why, why);
+}
+
+/* A link that is down stands again within a moment, or its node is lost and then not asked for. A request sent there would
+ * only fail, again and again, as long as its other node cannot reach this one. */
+static void consider_detached(struct search *s, td_err excluded)
+{
+    if (excluded == TD_OK) {
+        s->resumable = true;
+    } else {
+        rule_out(s, excluded);
+    }
+}
+
 static void consider(struct search *s, struct rt_node *p, struct rt_node *d)
 {
     const struct rt_place_request *r = s->r;
     if ((r->only_p != 0 && r->only_p != p->epoch) || (r->only_d != 0 && r->only_d != d->epoch)) {
         return;
     }
-    if (s->detached != (p->detached || d->detached)) {
-        return;
-    }
     struct rt_candidate c = {.p_epoch = p->epoch, .d_epoch = d->epoch};
     c.excluded = pair_fits(s->pl, p, d, s->r);
+    if (p->detached || d->detached) {
+        consider_detached(s, c.excluded);
+        return;
+    }
     score(p, d, s->r, &c);
     if (s->picking) {
         if (c.excluded == TD_OK && s->fitting++ == s->want) {
@@ -227,7 +244,7 @@ static void consider(struct search *s, struct rt_node *p, struct rt_node *d)
     }
     remember(s, &c);
     if (c.excluded != TD_OK) {
-        s->why = s->why == TD_OK ? c.excluded : worse(s->why, c.excluded);
+        rule_out(s, c.excluded);
         return;
     }
     s->fitting++;
@@ -265,25 +282,13 @@ static void pick_round_robin(struct search *s, struct rt_nodes *ns)
     each_pair(s, ns);
 }
 
-/* A pair fits but for a link that is down. It will be back within a moment, or be lost and then not asked for: a request sent
- * there would only fail, again and again, as long as its other node cannot reach this one. */
-static bool may_resume(struct search *s, struct rt_nodes *ns)
-{
-    s->detached = true;
-    each_pair(s, ns);
-    bool any = s->fitting > 0;
-    s->fitting = 0;
-    s->out->p = s->out->d = NULL;
-    return any;
-}
-
 td_err rt_place(struct rt_placer *pl, struct rt_nodes *ns, const struct rt_place_request *r,
                 struct rt_decision *out)
 {
     memset(out, 0, sizeof *out);
     struct search s = {.pl = pl, .r = r, .out = out, .best = INT64_MAX, .why = TD_OK};
     each_pair(&s, ns);
-    if (s.fitting == 0 && s.why != TD_ERR_OVERLOADED && may_resume(&s, ns)) {
+    if (s.fitting == 0 && s.resumable && s.why != TD_ERR_OVERLOADED) {
         return r->only_p != 0 || r->only_d != 0 ? TD_ERR_NO_NODE : TD_ERR_OVERLOADED;
     }
     if (s.fitting == 0) {

@@ -647,8 +647,9 @@ void td__xf_peers_reap(struct td_xfer *x, int64_t now)
         if (p->dying && p->ep == NULL && now >= p->close_at_us && !p->stuck_logged) {
             p->stuck_logged = true;
             TD_LOG(ERROR, "a closed connection does not let go, its blocks stay quarantined",
-                   "peer=%016" PRIx64 " requests=%u receives=%u remedy=\"%s\"", p->epoch,
-                   p->n_requests, p->n_recvs, "if that process stands still, let it go on");
+                   "peer=%016" PRIx64 " requests=%u receives=%u "
+                   "remedy=\"if that process stands still, let it go on\"",
+                   p->epoch, p->n_requests, p->n_recvs);
         }
         at = &p->next;
     }

@@ -49,9 +49,10 @@ struct __nv_bfloat16 {
 namespace emulate
 {
 
-constexpr size_t STACK =
-    32 << 10;                     // of a thread; AddressSanitizer clears its shadow at every switch
-constexpr size_t GUARD = 1 << 10; // bytes at its end that nobody may touch
+// Of a thread. AddressSanitizer clears the shadow of all of it at every switch.
+constexpr size_t STACK = 32 << 10;
+// Bytes at its end that nobody may touch.
+constexpr size_t GUARD = 1 << 10;
 constexpr unsigned char UNTOUCHED = 0xA5;
 struct dim {
     uint32_t x;
