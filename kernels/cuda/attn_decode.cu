@@ -46,7 +46,7 @@ struct cursor {
     uint32_t later_entry; // of item + 2 gridDim.x
 };
 
-TK_DEV void cursor_fetch(cursor &c, const args &a, int warp, int lane)
+TK_DEV void cursor_fetch(cursor &c, const attn_args &a, int warp, int lane)
 {
     const uint32_t seq = c.next_entry >> 16;
     c.next_len = __ldcg(a.lens + seq);
@@ -56,7 +56,7 @@ TK_DEV void cursor_fetch(cursor &c, const args &a, int warp, int lane)
 }
 
 // Makes the prefetched item the current one and starts reading the one behind it.
-TK_DEV void cursor_enter(cursor &c, const args &a, uint32_t n_items, int warp, int lane)
+TK_DEV void cursor_enter(cursor &c, const attn_args &a, uint32_t n_items, int warp, int lane)
 {
     const int first = entry_first(c.next_entry),
               tok = min(c.next_len - first, entry_tok(c.next_entry));
@@ -70,7 +70,7 @@ TK_DEV void cursor_enter(cursor &c, const args &a, uint32_t n_items, int warp, i
     c.later_entry = entry_of(a, c.item + 2 * gridDim.x, n_items);
 }
 
-TK_DEV void cursor_start(cursor &c, const args &a, uint32_t n_items, int warp, int lane)
+TK_DEV void cursor_start(cursor &c, const attn_args &a, uint32_t n_items, int warp, int lane)
 {
     c.item = blockIdx.x;
     c.next_entry = entry_of(a, c.item, n_items);
@@ -80,7 +80,7 @@ TK_DEV void cursor_start(cursor &c, const args &a, uint32_t n_items, int warp, i
 }
 
 // Leaves finished items and items in which this warp has no page.
-TK_DEV void cursor_advance(cursor &c, const args &a, uint32_t n_items, int warp, int lane)
+TK_DEV void cursor_advance(cursor &c, const attn_args &a, uint32_t n_items, int warp, int lane)
 {
     while (c.item < n_items && c.page >= c.n_pages) {
         c.item += gridDim.x;
@@ -89,7 +89,7 @@ TK_DEV void cursor_advance(cursor &c, const args &a, uint32_t n_items, int warp,
 }
 
 template <int D, int G>
-TK_DEV void merge_loop(const args &a, const merge_area<D> &ma, uint32_t full, uint32_t empty,
+TK_DEV void merge_loop(const attn_args &a, const merge_area<D> &ma, uint32_t full, uint32_t empty,
                        uint32_t n_items)
 {
     const int t = threadIdx.x - MERGERS;
@@ -117,8 +117,8 @@ TK_DEV void merge_loop(const args &a, const merge_area<D> &ma, uint32_t full, ui
 
 // One of the PARTS sums.
 template <int D>
-TK_DEV lane_acc<D> add_part(const args &a, size_t slot0, uint32_t n, uint32_t qh, uint32_t part,
-                            int lane)
+TK_DEV lane_acc<D> add_part(const attn_args &a, size_t slot0, uint32_t n, uint32_t qh,
+                            uint32_t part, int lane)
 {
     lane_acc<D> s = {-INFINITY, 0, {0}};
     for (uint32_t c0 = part; c0 < n; c0 += PARTS * PARTS) {
@@ -139,7 +139,7 @@ struct unit {
     uint32_t seq, kvh, qh, n, row;
     size_t slot0;
 };
-TK_DEV unit unit_at(const args &a, uint32_t u)
+TK_DEV unit unit_at(const attn_args &a, uint32_t u)
 {
     unit x;
     const uint32_t heads = a.n_kv * a.group;
@@ -152,7 +152,8 @@ TK_DEV unit unit_at(const args &a, uint32_t u)
     return x;
 }
 
-template <int D> TK_DEV void unit_end(const args &a, const unit &x, const lane_acc<D> &s, int lane)
+template <int D>
+TK_DEV void unit_end(const attn_args &a, const unit &x, const lane_acc<D> &s, int lane)
 {
     __nv_bfloat16 *out = reinterpret_cast<__nv_bfloat16 *>(a.out) + (size_t)x.seq * a.out_stride +
                          (size_t)(x.kvh * a.group + x.qh) * D + lane * (D / 32);
@@ -166,7 +167,7 @@ template <int D> TK_DEV void unit_end(const args &a, const unit &x, const lane_a
     }
 }
 
-TK_DEV void unit_wait(const args &a, const unit &x)
+TK_DEV void unit_wait(const attn_args &a, const unit &x)
 {
     while (ld_acquire(a.count + x.row) < x.n) {
     }
@@ -174,7 +175,8 @@ TK_DEV void unit_wait(const args &a, const unit &x)
 
 // This block's share of the rows that have several chunks. The blocks at the end of the grid begin: with little work
 // they are the idle ones.
-template <int D> TK_DEV void finish_rows(const args &a, uint32_t blocks, const merge_area<D> &ma)
+template <int D>
+TK_DEV void finish_rows(const attn_args &a, uint32_t blocks, const merge_area<D> &ma)
 {
     static_assert(PARTS == THREADS / 32, "one sum per warp");
     constexpr int V = D / 32;
@@ -228,7 +230,8 @@ struct feed {
     int warp, lane;
 };
 
-template <int D, int STAGES> TK_DEV void feed_page(feed &f, const CUtensorMap *kv, const args &a)
+template <int D, int STAGES>
+TK_DEV void feed_page(feed &f, const CUtensorMap *kv, const attn_args &a)
 {
     constexpr int STAGE = stage_bytes<D>();
     const int32_t blk = __shfl_sync(~0u, f.ld.block, f.ld.page & 31);
@@ -244,7 +247,8 @@ template <int D, int STAGES> TK_DEV void feed_page(feed &f, const CUtensorMap *k
 
 // Fills the ring and waits for the kernel before us. Old pages are complete whatever that one does; it may still be writing
 // the newest token's, unless we do that ourselves.
-template <int D, int STAGES> TK_DEV void feed_start(feed &f, const CUtensorMap *kv, const args &a)
+template <int D, int STAGES>
+TK_DEV void feed_start(feed &f, const CUtensorMap *kv, const attn_args &a)
 {
     cursor_start(f.ld, a, f.n_items, f.warp, f.lane);
     cursor_advance(f.ld, a, f.n_items, f.warp, f.lane);
@@ -262,8 +266,8 @@ template <int D, int STAGES> TK_DEV void feed_start(feed &f, const CUtensorMap *
 }
 
 template <int D, int STAGES>
-TK_DEV void compute_loop(const CUtensorMap *kv, const args &a, const merge_area<D> &ma, feed &f,
-                         uint32_t full, uint32_t empty)
+TK_DEV void compute_loop(const CUtensorMap *kv, const attn_args &a, const merge_area<D> &ma,
+                         feed &f, uint32_t full, uint32_t empty)
 {
     constexpr int STAGE = stage_bytes<D>();
     feed_start<D, STAGES>(f, kv, a);
@@ -322,7 +326,7 @@ TK_DEV void compute_loop(const CUtensorMap *kv, const args &a, const merge_area<
 
 template <int D, int STAGES, int G>
 __global__ void __launch_bounds__(THREADS, 2)
-    attn_decode_kernel(const __grid_constant__ CUtensorMap kv, const args a)
+    attn_decode_kernel(const __grid_constant__ CUtensorMap kv, const attn_args a)
 {
     extern __shared__ unsigned char raw[];
     constexpr int STAGE = stage_bytes<D>();
@@ -389,7 +393,7 @@ extern "C" size_t tk_attn_decode_scratch(uint32_t n_kv_heads, uint32_t group, ui
 }
 
 template <int D, int STAGES, int G>
-static td_err launch_decode(tk_stream s, const struct tk_attn_decode *p, const args &a)
+static td_err launch_decode(tk_stream s, const struct tk_attn_decode *p, const attn_args &a)
 {
     const size_t bytes = smem_bytes<D, STAGES>(a.group);
     TD_TRY(tk_prepare(attn_decode_kernel<D, STAGES, G>, bytes));
@@ -411,8 +415,8 @@ extern "C" td_err tk_attn_decode(tk_stream s, const struct tk_attn_decode *p)
     if (!tk_uses_hopper()) {
         return tk_attn_decode_sm80(s, p);
     }
-    args a;
-    TD_TRY(args_of(p, a));
+    attn_args a;
+    TD_TRY(attn_args_of(p, a));
     if (p->cos_sin != nullptr) {
         a.pool = static_cast<unsigned char *>(p->pool->base) + p->layer * p->pool->slice_bytes +
                  p->pool->header_bytes;

@@ -17,7 +17,7 @@ constexpr int WARPS = 4; // that compute; as many merge
 constexpr int PARTS = 8; // interleaved sums of a row's partials; part of the numerics
 constexpr int PAGES = 2 * TK_CHUNK_TOK / TK_BLOCK_TOK; // of a chunk, at most
 constexpr int MAX_G = TK_MAX_GROUP;
-struct args {
+struct attn_args {
     const tk_bf16 *q;
     tk_bf16 *out;
     const int32_t *lens, *tables;
@@ -56,7 +56,7 @@ TK_DEV int entry_first(uint32_t entry)
 }
 
 // Chunks of a row that it sees.
-TK_DEV uint32_t row_chunks(const args &a, int len)
+TK_DEV uint32_t row_chunks(const attn_args &a, int len)
 {
     static_assert(TK_CHUNK_TOK == 256, "the shifts below");
     const int shift = tk_chunk_tok(len) == TK_CHUNK_TOK ? 8 : 9;
@@ -66,14 +66,14 @@ TK_DEV uint32_t row_chunks(const args &a, int len)
 }
 
 // Of a warp's pages of a chunk (p = warp, warp + WARPS ..), the number of the first that is seen.
-TK_DEV int first_page(const args &a, int len, int first, int warp)
+TK_DEV int first_page(const attn_args &a, int len, int first, int warp)
 {
     // pages out of the window, from the chunk's start
     const int hidden = max(tk_window_start(len, a.window) - first, 0) / TK_BLOCK_TOK;
     return hidden > warp ? (hidden - warp + WARPS - 1) / WARPS : 0;
 }
 
-TK_DEV uint32_t entry_of(const args &a, uint32_t item, uint32_t n_items)
+TK_DEV uint32_t entry_of(const attn_args &a, uint32_t item, uint32_t n_items)
 {
     return item < n_items ? __ldcg(a.plan + 1 + TK_MAX_SEQS + item / a.n_kv) : 0;
 }
@@ -197,7 +197,7 @@ TK_DEV void combine_warps(const merge_area<D> &ma, uint32_t group, int t, row_ac
 }
 
 template <int D, int G>
-TK_DEV void write_part(const args &a, size_t slot, int t, const row_acc<G> &r)
+TK_DEV void write_part(const attn_args &a, size_t slot, int t, const row_acc<G> &r)
 {
 #pragma unroll
     for (int h = 0; h < G; h++) {
@@ -242,7 +242,7 @@ template <int D> TK_DEV void lane_add(lane_acc<D> &s, float m, float l, const fl
 
 // Reads up to PARTS partials: chunks c0, c0 + step, .. of one query head.
 template <int D>
-TK_DEV void read_parts(const args &a, size_t slot0, uint32_t n, uint32_t qh, uint32_t c0,
+TK_DEV void read_parts(const attn_args &a, size_t slot0, uint32_t n, uint32_t qh, uint32_t c0,
                        uint32_t step, int lane, float2 (&ml)[PARTS], float (&o)[PARTS][D / 32])
 {
     constexpr int V = D / 32;
@@ -264,7 +264,7 @@ TK_DEV void read_parts(const args &a, size_t slot0, uint32_t n, uint32_t qh, uin
 
 // A whole row by one warp.
 template <int D>
-TK_DEV lane_acc<D> add_row(const args &a, size_t slot0, uint32_t n, uint32_t qh, int lane)
+TK_DEV lane_acc<D> add_row(const attn_args &a, size_t slot0, uint32_t n, uint32_t qh, int lane)
 {
     lane_acc<D> s[PARTS];
 #pragma unroll
@@ -290,7 +290,7 @@ TK_DEV lane_acc<D> add_row(const args &a, size_t slot0, uint32_t n, uint32_t qh,
 }
 
 template <int D>
-TK_DEV void load_q(uint32_t (&qf)[D / 16][2], const args &a, uint32_t entry, uint32_t head,
+TK_DEV void load_q(uint32_t (&qf)[D / 16][2], const attn_args &a, uint32_t entry, uint32_t head,
                    int lane)
 {
     const uint32_t qh = (uint32_t)lane / 4;
@@ -333,6 +333,14 @@ TK_DEV void leave_state(state<D> &st, const merge_area<D> &ma, uint32_t group, i
     }
 }
 
+// Two dims and their partners, half a head on.
+TK_DEV void rotate_pair(uint32_t &lo, uint32_t &hi, float2 c, float2 s)
+{
+    const float x0 = bf16_lo(lo), x1 = bf16_hi(lo), y0 = bf16_lo(hi), y1 = bf16_hi(hi);
+    lo = pack_bf16(x0 * c.x - y0 * s.x, x1 * c.y - y1 * s.y);
+    hi = pack_bf16(y0 * c.x + x0 * s.x, y1 * c.y + x1 * s.y);
+}
+
 // Rotates q in its fragments: a thread holds dims i and i + D / 2 of its head in k steps ks and ks + D / 32.
 template <int D> TK_DEV void rotate_q(uint32_t (&qf)[D / 16][2], const float *cs, int lane)
 {
@@ -343,49 +351,36 @@ template <int D> TK_DEV void rotate_q(uint32_t (&qf)[D / 16][2], const float *cs
             const int i = 16 * ks + 8 * r + 2 * (lane % 4);
             const float2 c = __ldg(reinterpret_cast<const float2 *>(cs + i));
             const float2 s = __ldg(reinterpret_cast<const float2 *>(cs + D / 2 + i));
-            const uint32_t lo = qf[ks][r], hi = qf[ks + D / 32][r];
-            const float x0 = bf16_lo(lo), x1 = bf16_hi(lo), y0 = bf16_lo(hi), y1 = bf16_hi(hi);
-            qf[ks][r] = pack_bf16(x0 * c.x - y0 * s.x, x1 * c.y - y1 * s.y);
-            qf[ks + D / 32][r] = pack_bf16(y0 * c.x + x0 * s.x, y1 * c.y + x1 * s.y);
+            rotate_pair(qf[ks][r], qf[ks + D / 32][r], c, s);
         }
     }
 }
 
-// Puts the newest token's K (rotated) and V into its page, in shared memory and in the pool; the page was loaded
-// without them. Lane i holds dims 2 i, 2 i + 1 of each 64-dim half.
-template <int D>
-TK_DEV void append_newest(const args &a, uint32_t seq, uint32_t head, int pos, int32_t block,
-                          uint32_t page, int lane)
+// Rotates the newest token's K. Lane i holds dims 2 i, 2 i + 1 of each 64-dim half.
+template <int D> TK_DEV void rotate_newest(uint32_t (&k)[D / 64], const float *cs, int lane)
 {
-    constexpr int HALVES = D / 64;
-    const int row = pos % TK_BLOCK_TOK;
-    const uint32_t *src = reinterpret_cast<const uint32_t *>(a.q + (size_t)seq * a.q_stride +
-                                                             (size_t)(a.n_kv * a.group + head) * D);
-    const float *cs = a.cos_sin + (size_t)pos * D;
-    uint32_t w[2][HALVES];
-#pragma unroll
-    for (int p = 0; p < HALVES; p++) {
-        w[0][p] = __ldcg(src + p * 32 + lane);
-        w[1][p] = __ldcg(src + a.n_kv * (D / 2) + p * 32 + lane);
-    }
-    if constexpr (HALVES == 2) {
+    if constexpr (D == 128) {
         const float2 c = __ldg(reinterpret_cast<const float2 *>(cs) + lane);
         const float2 s = __ldg(reinterpret_cast<const float2 *>(cs + D / 2) + lane);
-        const float x0 = bf16_lo(w[0][0]), x1 = bf16_hi(w[0][0]), y0 = bf16_lo(w[0][1]),
-                    y1 = bf16_hi(w[0][1]);
-        w[0][0] = pack_bf16(x0 * c.x - y0 * s.x, x1 * c.y - y1 * s.y);
-        w[0][1] = pack_bf16(y0 * c.x + x0 * s.x, y1 * c.y + x1 * s.y);
+        rotate_pair(k[0], k[1], c, s);
     } else { // the partner, 32 dims on, is 16 lanes away
         const int i = lane % 16;
         const float2 c = __ldg(reinterpret_cast<const float2 *>(cs) + i);
         const float2 s = __ldg(reinterpret_cast<const float2 *>(cs + D / 2) + i);
-        const uint32_t other = __shfl_xor_sync(~0u, w[0][0], 16);
+        const uint32_t other = __shfl_xor_sync(~0u, k[0], 16);
         const float sign = lane < 16 ? -1.f : 1.f;
-        w[0][0] = pack_bf16(bf16_lo(w[0][0]) * c.x + sign * bf16_lo(other) * s.x,
-                            bf16_hi(w[0][0]) * c.y + sign * bf16_hi(other) * s.y);
+        k[0] = pack_bf16(bf16_lo(k[0]) * c.x + sign * bf16_lo(other) * s.x,
+                         bf16_hi(k[0]) * c.y + sign * bf16_hi(other) * s.y);
     }
-    unsigned char *dst =
-        a.pool + (size_t)block * a.block_bytes + (size_t)head * TK_BLOCK_TOK * D * 2;
+}
+
+// Puts the newest token's K and V (w[0], w[1]) into its page, in shared memory and in the pool (block: the page's, of
+// this head): row `row` of the page.
+template <int D>
+TK_DEV void put_newest(const attn_args &a, const uint32_t (&w)[2][D / 64], unsigned char *block,
+                       int row, uint32_t page, int lane)
+{
+    constexpr int HALVES = D / 64;
 #pragma unroll
     for (int kv = 0; kv < 2; kv++) {
 #pragma unroll
@@ -394,12 +389,32 @@ TK_DEV void append_newest(const args &a, uint32_t seq, uint32_t head, int pos, i
             const uint32_t at =
                 page + kv * TK_BLOCK_TOK * D * 2 + r * 128 + ((lane * 4) ^ ((r & 7) << 4));
             st_shared(at, w[kv][p]);
-            reinterpret_cast<uint32_t *>(dst + (size_t)kv * a.n_kv * TK_BLOCK_TOK * D * 2 +
+            reinterpret_cast<uint32_t *>(block + (size_t)kv * a.n_kv * TK_BLOCK_TOK * D * 2 +
                                          r * 128)[lane] = w[kv][p];
         }
     }
     proxy_fence(); // the next TMA write of this stage comes after these stores
     __syncwarp();
+}
+
+// Appends the newest token, whose page was loaded without it.
+template <int D>
+TK_DEV void append_newest(const attn_args &a, uint32_t seq, uint32_t head, int pos, int32_t block,
+                          uint32_t page, int lane)
+{
+    constexpr int HALVES = D / 64;
+    const uint32_t *src = reinterpret_cast<const uint32_t *>(a.q + (size_t)seq * a.q_stride +
+                                                             (size_t)(a.n_kv * a.group + head) * D);
+    uint32_t w[2][HALVES];
+#pragma unroll
+    for (int p = 0; p < HALVES; p++) {
+        w[0][p] = __ldcg(src + p * 32 + lane);
+        w[1][p] = __ldcg(src + a.n_kv * (D / 2) + p * 32 + lane);
+    }
+    rotate_newest<D>(w[0], a.cos_sin + (size_t)pos * D, lane);
+    put_newest<D>(a, w,
+                  a.pool + (size_t)block * a.block_bytes + (size_t)head * TK_BLOCK_TOK * D * 2,
+                  pos % TK_BLOCK_TOK, page, lane);
 }
 
 template <int D> TK_DEV void state_clear(state<D> &st)
@@ -426,7 +441,7 @@ static scratch_parts scratch_layout(uint32_t n_kv, uint32_t group, uint32_t d, u
 }
 
 // The shapes and buffers of a launch; a.pool and a.block_bytes are the caller's.
-static td_err args_of(const struct tk_attn_decode *p, args &a)
+static td_err attn_args_of(const struct tk_attn_decode *p, attn_args &a)
 {
     if (p->n_kv_heads == 0 || p->n_heads % p->n_kv_heads != 0 ||
         p->n_heads / p->n_kv_heads > MAX_G || p->n_seqs == 0 || p->n_seqs > TK_MAX_SEQS ||

@@ -3,7 +3,7 @@
 #include "kernels/cuda/launch.h"
 
 template <int D, int G>
-static td_err launch_decode(tk_stream s, const struct tk_attn_decode *p, const args &a)
+static td_err launch_decode(tk_stream s, const struct tk_attn_decode *p, const attn_args &a)
 {
     constexpr uint32_t bytes = smem_bytes<D>();
     TD_TRY(tk_prepare(attn_decode_sm80_kernel<D, G>, bytes));
@@ -16,7 +16,7 @@ static td_err launch_decode(tk_stream s, const struct tk_attn_decode *p, const a
 
 td_err tk_attn_decode_sm80(tk_stream s, const struct tk_attn_decode *p)
 {
-    args a;
+    attn_args a;
     TD_TRY(sm80_args_of(p, a));
     if (p->head_dim == 128) {
         return a.group <= 4 ? launch_decode<128, 4>(s, p, a) : launch_decode<128, 8>(s, p, a);

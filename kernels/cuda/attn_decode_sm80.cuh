@@ -28,7 +28,7 @@ template <int D> constexpr uint32_t smem_bytes()
 
 // Page `block` of this head, K then V, one cp.async group of the warp.
 template <int D>
-TK_DEV void page_load(const args &a, uint32_t page, int32_t block, uint32_t head, int lane)
+TK_DEV void page_load(const attn_args &a, uint32_t page, int32_t block, uint32_t head, int lane)
 {
     const unsigned char *src =
         a.pool + (size_t)block * a.block_bytes + (size_t)head * TK_BLOCK_TOK * D * 2;
@@ -50,7 +50,7 @@ struct share {
     int page0;                  // the warp's first page
 };
 
-TK_DEV share share_of(const args &a, uint32_t item, int warp)
+TK_DEV share share_of(const attn_args &a, uint32_t item, int warp)
 {
     const uint32_t e = entry_of(a, item, item + 1);
     share w;
@@ -65,7 +65,7 @@ TK_DEV share share_of(const args &a, uint32_t item, int warp)
 }
 
 template <int D>
-TK_DEV void walk_pages(state<D> &st, uint32_t (&qf)[D / 16][2], const args &a, const share &w,
+TK_DEV void walk_pages(state<D> &st, uint32_t (&qf)[D / 16][2], const attn_args &a, const share &w,
                        uint32_t ring, int lane)
 {
     const int32_t *table = a.tables + (size_t)w.seq * a.table_step + w.first / TK_BLOCK_TOK;
@@ -99,7 +99,7 @@ TK_DEV void walk_pages(state<D> &st, uint32_t (&qf)[D / 16][2], const args &a, c
 }
 
 template <int D, int G>
-__global__ void __launch_bounds__(THREADS) attn_decode_sm80_kernel(const args a)
+__global__ void __launch_bounds__(THREADS) attn_decode_sm80_kernel(const attn_args a)
 {
     TK_DYNAMIC_SHARED(raw);
     const int warp = (int)threadIdx.x >> 5, lane = (int)threadIdx.x & 31;
@@ -132,7 +132,8 @@ __global__ void __launch_bounds__(THREADS) attn_decode_sm80_kernel(const args a)
 }
 
 // Rows of several chunks.
-template <int D> __global__ void __launch_bounds__(THREADS) attn_decode_sm80_finish(const args a)
+template <int D>
+__global__ void __launch_bounds__(THREADS) attn_decode_sm80_finish(const attn_args a)
 {
     const int warp = (int)threadIdx.x >> 5, lane = (int)threadIdx.x & 31;
     const uint32_t u = blockIdx.x * WARPS + (uint32_t)warp, heads = a.n_kv * a.group;
@@ -154,10 +155,10 @@ template <int D> __global__ void __launch_bounds__(THREADS) attn_decode_sm80_fin
     }
 }
 
-// As args_of, with the pool of the map.
-static td_err sm80_args_of(const struct tk_attn_decode *p, args &a)
+// As attn_args_of, with the pool of the map.
+static td_err sm80_args_of(const struct tk_attn_decode *p, attn_args &a)
 {
-    TD_TRY(args_of(p, a));
+    TD_TRY(attn_args_of(p, a));
     if ((p->head_dim != 64 && p->head_dim != 128) || p->max_entries > INT32_MAX / p->n_kv_heads) {
         return TD_ERR_UNSUPPORTED;
     }
@@ -166,7 +167,7 @@ static td_err sm80_args_of(const struct tk_attn_decode *p, args &a)
     return TD_OK;
 }
 
-TK_HOST_DEVICE static inline uint32_t finish_blocks(const args &a)
+TK_HOST_DEVICE static inline uint32_t finish_blocks(const attn_args &a)
 {
     return (a.n_seqs * a.n_kv * a.group + WARPS - 1) / WARPS;
 }

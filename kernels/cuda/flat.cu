@@ -160,7 +160,7 @@ TK_DEV void finish_cluster(const float (&d)[N / 2], const args &a, const smem_ma
     constexpr int BATCH = N >= 32 ? 4 : N / 8;
     tk_bf16 h[BATCH]; // on their way during the barriers
     share_h(a, sh, sh.tok, h);
-    const float gain = share_gain(a, sh);
+    const float gain = share_gain(a, a.gain, sh);
     named_sync(2, CONSUMERS);
     if (a.cut > 1) {
         // All staged stores are in shared memory behind the barrier above; a releasing arrive would add a fence of

@@ -2,8 +2,10 @@
 // a tile's products and the epilogues. Shapes, modes and numerics: tk_flat in tk_cuda.h and flat.cu's head.
 #pragma once
 #include "kernels/cuda/flat_args.h"
+#ifndef TK_EMULATE
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/wgmma.cuh"
+#endif
 #include "kernels/tk_cuda.h"
 
 namespace
@@ -197,10 +199,10 @@ TK_DEV share share_of(const args &a, uint32_t tile, uint32_t rank, int warp, int
     return sh;
 }
 
-TK_DEV float share_gain(const args &a, const share &sh)
+TK_DEV float share_gain(const args &a, const tk_bf16 *gain, const share &sh)
 {
     return a.mode == TK_FLAT_RESIDUAL && sh.n < a.n
-               ? __uint_as_float((uint32_t)__ldg(a.gain + sh.n) << 16)
+               ? __uint_as_float((uint32_t)__ldg(gain + sh.n) << 16)
                : 0.f;
 }
 

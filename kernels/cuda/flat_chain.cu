@@ -10,13 +10,11 @@
 //   its share of the rows, parts in order. The last block of the last product zeroes the counts and moves the tags on.
 //   All blocks must be able to run at once: a grid of one block per SM.
 // Bound by: device memory (weight bytes). Measured: see NOTES.md.
-#include "kernels/cuda/flat.cuh"
+#include "kernels/cuda/flat_chain.cuh"
 
 namespace
 {
 
-constexpr uint32_t POLL_NS = 40;
-constexpr uint32_t LINE = 32; // words of an L2 line
 // The work area: launches so far, finished blocks of each product (a line each), then the parts.
 constexpr uint32_t HEAD_WORDS = LINE * (1 + TK_CHAIN_MAX);
 constexpr uint32_t PARTS = TARGET_BLOCKS * TK_CHAIN_ROWS * TILE;
@@ -35,16 +33,6 @@ struct chain {
     uint32_t n;
     uint32_t *work;
     uint32_t late; // blocks, the last ones, that start when the kernel before us has ended
-};
-
-// Rings as deep as an SM has room, for the boundaries, but few slices of weights in flight at a time: more make device
-// memory slower and SMs unequal (NOTES.md).
-template <int N> struct shape {
-    static constexpr int W_STAGES = N == 8 ? 12 : N == 16 ? 11 : 10;
-    static constexpr int X_STAGES = N == 32 ? 14 : 16;
-    static constexpr int IN_FLIGHT = 4;
-    static constexpr int RINGS = W_STAGES * W_BYTES + X_STAGES * N * 128;
-    static constexpr int SMEM = RINGS + 64 * 4 + (W_STAGES + X_STAGES) * 16 + 8;
 };
 
 TK_DEV uint32_t *done_at(const chain &c, uint32_t s)
@@ -82,19 +70,6 @@ TK_DEV void wait_input(const chain &c, uint32_t s)
 TK_DEV uint32_t first_unit(uint32_t s)
 {
     return s < 2 ? blockIdx.x : gridDim.x - 1 - blockIdx.x;
-}
-
-struct unit {
-    uint32_t tile, part, k0, k1;
-};
-TK_DEV unit unit_of(const args &a, uint32_t u)
-{
-    unit r;
-    r.tile = u / a.cut;
-    r.part = u % a.cut;
-    r.k0 = a.k_slices * r.part / a.cut;
-    r.k1 = a.k_slices * (r.part + 1) / a.cut;
-    return r;
 }
 
 // One thread. Blocks that start early bring the first product's weights of those that do not into L2.
@@ -186,23 +161,6 @@ TK_DEV void scale_rows(const chain &c, float *scale, uint32_t ready, int t)
     }
 }
 
-// This block's part of a tile, for all to read.
-template <int N>
-TK_DEV void put_part(const float (&d)[N / 2], uint2 *to, uint32_t tag, uint32_t rows, int warp,
-                     int lane)
-{
-#pragma unroll
-    for (int j = 0; j < N / 8; j++) {
-        if (8 * j < (int)rows) {
-            uint2 *p = to + (8 * j + 2 * (lane % 4)) * TILE + warp * 16 + lane / 4;
-            put_tagged(p, d[4 * j], tag);
-            put_tagged(p + TILE, d[4 * j + 1], tag);
-            put_tagged(p + 8, d[4 * j + 2], tag);
-            put_tagged(p + TILE + 8, d[4 * j + 3], tag);
-        }
-    }
-}
-
 // One thread, behind a barrier of all that wrote: this block is done with product s.
 TK_DEV void tell_done(const chain &c, uint32_t s, uint32_t launches)
 {
@@ -222,66 +180,6 @@ TK_DEV void tell_done(const chain &c, uint32_t s, uint32_t launches)
         }
         *c.work = (launches + 1) % TAGGED;
     }
-}
-
-// The parts of a batch, all read at once, until each has its tag.
-template <int N, int BATCH>
-TK_DEV share_parts<BATCH> wait_parts(const uint2 *part0, const args &a, const share &sh,
-                                     uint32_t tok, uint32_t tag)
-{
-    uint2 v[BATCH][MAX_CUT];
-#pragma unroll
-    for (int b = 0; b < BATCH; b++) {
-#pragma unroll
-        for (uint32_t c = 0; c < MAX_CUT; c++) {
-            const bool any = tok + b * sh.step < a.rows && c < a.cut;
-            v[b][c] = make_uint2(0, any ? tag - 1 : tag);
-        }
-    }
-    bool complete;
-    do {
-        complete = true;
-#pragma unroll
-        for (int b = 0; b < BATCH; b++) {
-#pragma unroll
-            for (uint32_t c = 0; c < MAX_CUT; c++) {
-                if (v[b][c].y != tag) {
-                    v[b][c] = get_tagged(part0 + (c * N + tok + b * sh.step) * TILE);
-                }
-            }
-        }
-#pragma unroll
-        for (int b = 0; b < BATCH; b++) {
-#pragma unroll
-            for (uint32_t c = 0; c < MAX_CUT; c++) {
-                complete = complete && v[b][c].y == tag;
-            }
-        }
-    } while (__any_sync(~0u, !complete));
-    share_parts<BATCH> p;
-#pragma unroll
-    for (int b = 0; b < BATCH; b++) {
-#pragma unroll
-        for (uint32_t c = 0; c < MAX_CUT; c++) {
-            p.y[b][c] = __uint_as_float(v[b][c].x);
-        }
-    }
-    return p;
-}
-
-// h: written by the product before, which the tokens in our ring told us is done.
-template <int N>
-TK_DEV void finish_split(const chain &c, const args &a, const unit &n, const float *scale,
-                         uint32_t tag, int warp, int lane)
-{
-    const share sh = share_of(a, n.tile, n.part, warp, lane);
-    constexpr int BATCH = N / 8; // of a warp's tokens: all where K is cut in four
-    tk_bf16 h[BATCH];            // on their way while the parts arrive
-    share_h(a, sh, sh.tok, h);
-    const float gain = share_gain(a, sh);
-    const uint2 *part0 = parts_at(c) + (size_t)n.tile * a.cut * N * TILE + sh.row;
-    finish_share<BATCH>(a, scale, sh, h, gain,
-                        [&](uint32_t tok) { return wait_parts<N, BATCH>(part0, a, sh, tok, tag); });
 }
 
 template <int N> TK_DEV void consume(const chain &c, const rings &sm, const float *scale, int tid)
@@ -304,15 +202,15 @@ template <int N> TK_DEV void consume(const chain &c, const rings &sm, const floa
             const unit n = unit_of(a, u);
             tile_products<N>(d, sm, n.k1 - n.k0, warp / 4, lane, wp, xp);
             if (st.split) {
-                put_part<N>(d, parts_at(c) + (size_t)u * N * TILE, tag_of(launches, s), a.rows,
-                            warp, lane);
+                put_part<N>(d, parts_at(c) + (size_t)u * N * TILE, tag_of(launches, s),
+                            (a.rows + 7) & ~7u, warp, lane);
             }
             if (!scaled) {
                 named_sync(1, CONSUMERS + SCALERS);
                 scaled = true;
             }
             if (st.split) {
-                finish_split<N>(c, a, n, scale, tag_of(launches, s), warp, lane);
+                finish_split<N>(parts_at(c), a, a.gain, n, scale, tag_of(launches, s), warp, lane);
             } else {
                 finish_direct<N, false>(d, a, scale, n.tile * TILE + warp * 16, lane, none);
             }
@@ -369,19 +267,6 @@ __global__ void __launch_bounds__(THREADS, 1) chain_kernel(const __grid_constant
     } else if (lane == 0) {
         load_x<N, S::X_STAGES>(c, sm, ready);
     }
-}
-
-// A product of a chain: what the kernel takes for granted.
-bool product_fits(const struct tk_flat *p, uint32_t blocks)
-{
-    if (!flat_fits(p) || p->rows > TK_CHAIN_ROWS || p->mode == TK_FLAT_ARGMAX ||
-        (p->norm.parts == 0) != (p->mode == TK_FLAT_RESIDUAL)) {
-        return false;
-    }
-    const uint32_t tiles = (p->n + TILE - 1) / TILE, cut = k_cut(p->n, p->k, p->mode);
-    // parts of a tile wait for each other, so they must run at once
-    return (cut == 1 && p->mode != TK_FLAT_RESIDUAL) ||
-           tiles * cut <= min(blocks, (uint32_t)TARGET_BLOCKS);
 }
 
 template <int N> td_err launch_chain(tk_stream st, const chain &c, uint32_t blocks, bool pdl)

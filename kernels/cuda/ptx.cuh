@@ -18,6 +18,8 @@
 #define TK_HOPPER_ASM(text) asm volatile(text ::: "memory")
 #endif
 
+#include "kernels/cuda/spin.cuh"
+
 TK_DEV uint32_t smem_u32(const void *p)
 {
     return (uint32_t)__cvta_generic_to_shared(p);
@@ -41,15 +43,6 @@ TK_DEV void bar_arrive(uint32_t bar)
 {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
 }
-TK_DEV void bar_wait(uint32_t bar, uint32_t phase)
-{
-    asm volatile("{\n.reg .pred p;\nWAIT_%=:\n"
-                 "mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
-                 "@p bra DONE_%=;\nbra WAIT_%=;\nDONE_%=:\n}" ::"r"(bar),
-                 "r"(phase)
-                 : "memory");
-}
-
 TK_DEV bool bar_test(uint32_t bar, uint32_t phase)
 {
     uint32_t ok;
@@ -60,6 +53,24 @@ TK_DEV bool bar_test(uint32_t bar, uint32_t phase)
                  : "memory");
     return ok != 0;
 }
+#ifdef TK_SPIN_MS
+TK_DEV void bar_wait(uint32_t bar, uint32_t phase)
+{
+    spin wait(STUCK_BARRIER, bar << 1 | phase);
+    while (!bar_test(bar, phase)) {
+        wait.again();
+    }
+}
+#else
+TK_DEV void bar_wait(uint32_t bar, uint32_t phase)
+{
+    asm volatile("{\n.reg .pred p;\nWAIT_%=:\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
+                 "@p bra DONE_%=;\nbra WAIT_%=;\nDONE_%=:\n}" ::"r"(bar),
+                 "r"(phase)
+                 : "memory");
+}
+#endif
 
 // ---- TMA ----
 TK_DEV uint64_t evict_first()
@@ -215,6 +226,22 @@ TK_DEV uint2 get_tagged(const uint2 *p) // no clobber: several in flight
     uint2 v;
     asm volatile("ld.volatile.global.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p));
     return v;
+}
+
+TK_DEV uint4 get_tagged2(const uint2 *p) // two neighbours, 16-byte aligned; each is one by itself
+{
+    uint4 v;
+    asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(p));
+    return v;
+}
+
+TK_DEV uint32_t clock_now() // this SM's cycles
+{
+    uint32_t t;
+    asm volatile("mov.u32 %0, %%clock;" : "=r"(t));
+    return t;
 }
 
 // ---- named barriers ----

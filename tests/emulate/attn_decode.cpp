@@ -3,7 +3,7 @@
 #include "kernels/cuda/attn_decode_sm80.cuh"
 #include "tests/emulate/emulate.h"
 
-template <int D, int G> static void decode(const args &a, uint32_t blocks, uint64_t seed)
+template <int D, int G> static void decode(const attn_args &a, uint32_t blocks, uint64_t seed)
 {
     emulate::run(blocks, THREADS, smem_bytes<D>(), seed, [&] { attn_decode_sm80_kernel<D, G>(a); });
     emulate::run(finish_blocks(a), THREADS, 0, seed, [&] { attn_decode_sm80_finish<D>(a); });
@@ -11,7 +11,7 @@ template <int D, int G> static void decode(const args &a, uint32_t blocks, uint6
 
 extern "C" td_err emulate_attn_decode(const struct tk_attn_decode *p, uint64_t seed)
 {
-    args a;
+    attn_args a;
     TD_TRY(sm80_args_of(p, a));
     const uint32_t blocks = p->max_entries * a.n_kv;
     if (p->head_dim == 128) {
