@@ -1,6 +1,6 @@
 /* cuda_emulate.hpp - runs the sm_80 kernels' own source on a CPU, for tests on machines without a GPU. C++.
  *
- * What: every thread of a block is a fiber; blocks run one after the other. The wrappers of kernels/cuda/ptx.cuh that those
+ * What: every thread of a block is a fiber; blocks run one after the other, or all at once where they wait for each other. The wrappers of kernels/cuda/ptx.cuh that those
  * kernels use are written out for a warp whose 32 lanes meet (mma, ldmatrix, movmatrix, shuffles); a copy of cp.async arrives
  * at once or when it is waited for; shared memory starts as NaN and is bounded. A seed chooses that, and who runs next at
  * every meeting, so that a missing barrier can show. Not: a model of time, of memory order inside a warp, or of caches;
@@ -20,6 +20,8 @@
 
 #include <algorithm>
 #include <functional>
+#include <memory>
+#include <unordered_map>
 #include <vector>
 
 using std::max;
@@ -31,10 +33,10 @@ using std::min;
 #define __launch_bounds__(...)
 #define TK_DEV                  static inline
 #define TK_DEV_MEMBER           inline
-#define TK_DYNAMIC_SHARED(name) unsigned char *name = emulate::block.shared.data()
-#define threadIdx               emulate::block.thread
-#define blockIdx                emulate::block.index
-#define gridDim                 emulate::block.grid
+#define TK_DYNAMIC_SHARED(name) unsigned char *name = emulate::here->shared.data()
+#define threadIdx               emulate::here->thread
+#define blockIdx                emulate::here->index
+#define gridDim                 emulate::here->grid
 
 struct float2 {
     float x, y;
@@ -67,10 +69,10 @@ struct meeting { /* of a warp's lanes, or of a block's threads */
 };
 struct fiber {
     ucontext_t ctx;
-    std::vector<char> stack;
+    std::unique_ptr<char[]> stack; /* not touched where it is not used */
     bool done;
-    const uint32_t *waits; /* runs on when *waits is no longer `value` */
-    uint32_t value, group; /* cp.async groups committed */
+    uint32_t block, thread;
+    uint32_t group; /* cp.async groups committed */
     std::vector<copy> copies;
 };
 struct block_state {
@@ -80,74 +82,91 @@ struct block_state {
     std::vector<meeting> warps;
     meeting all;
     uint32_t live;
-    uint64_t seed;
-    ucontext_t back;
-    std::function<void()> body;
 };
-inline block_state block;
+/* The blocks that run at once, the one whose thread runs now, and threads that can go on. */
+inline std::vector<block_state> blocks;
+inline block_state *here;
+inline std::vector<fiber *> ready;
+inline std::unordered_map<const uint32_t *, std::vector<fiber *>> waiting; /* for a round to end */
+inline std::function<bool()>
+    idle; /* what comes to pass by itself, when nobody can go on; false: nothing */
+inline uint64_t seed;
+inline ucontext_t back;
+inline std::function<void()> body;
 
 [[noreturn]] inline void fail(const char *what)
 {
-    (void)fprintf(stderr, "emulate: %s (block %u, thread %u)\n", what, block.index.x,
-                  block.thread.x);
+    (void)fprintf(stderr, "emulate: %s (block %u, thread %u)\n", what, here->index.x,
+                  here->thread.x);
     abort();
 }
 
 inline uint32_t draw()
 {
-    block.seed = block.seed * 6364136223846793005u + 1442695040888963407u;
-    return (uint32_t)(block.seed >> 33);
-}
-
-inline bool is_runnable(const fiber &f)
-{
-    return !f.done && (f.waits == nullptr || *f.waits != f.value);
+    seed = seed * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)(seed >> 33);
 }
 
 /* Hands the processor to somebody who can run; to the caller of run() when all have ended. */
 inline void switch_away()
 {
-    const uint32_t n = (uint32_t)block.fibers.size(), me = block.thread.x;
-    const uint32_t first = draw() % n;
-    for (uint32_t i = 0; i < n; i++) {
-        const uint32_t t = (first + i) % n;
-        if (is_runnable(block.fibers[t])) {
-            if (t != me) {
-                block.thread.x = t;
-                swapcontext(&block.fibers[me].ctx, &block.fibers[t].ctx);
-                block.thread.x = me;
+    fiber *me = &here->fibers[here->thread.x];
+    while (ready.empty() && idle && idle()) {
+    }
+    if (ready.empty()) {
+        for (const block_state &b : blocks) {
+            if (b.live > 0) {
+                fail("deadlock: threads wait for others that have ended, or for different things");
             }
-            return;
         }
+        swapcontext(&me->ctx, &back);
     }
-    if (block.live > 0) {
-        fail("deadlock: threads wait for others that have ended, or for different things");
+    const size_t i = draw() % ready.size();
+    fiber *next = ready[i];
+    ready[i] = ready.back();
+    ready.pop_back();
+    if (next != me) {
+        here = &blocks[next->block];
+        here->thread.x = next->thread;
+        swapcontext(&me->ctx, &next->ctx);
+        here = &blocks[me->block];
+        here->thread.x = me->thread;
     }
-    swapcontext(&block.fibers[me].ctx, &block.back);
+}
+
+/* Lets others run. */
+inline void yield()
+{
+    ready.push_back(&here->fibers[here->thread.x]);
+    switch_away();
 }
 
 inline void wait_round(const uint32_t &round)
 {
-    fiber &f = block.fibers[block.thread.x];
-    f.waits = &round;
-    f.value = round;
+    waiting[&round].push_back(&here->fibers[here->thread.x]);
     switch_away();
-    f.waits = nullptr;
+}
+inline void end_round(uint32_t &round)
+{
+    round++;
+    std::vector<fiber *> &w = waiting[&round];
+    ready.insert(ready.end(), w.begin(), w.end());
+    w.clear();
 }
 
 inline void fiber_main()
 {
-    block.body();
-    block.fibers[block.thread.x].done = true;
-    block.live--;
+    body();
+    here->fibers[here->thread.x].done = true;
+    here->live--;
     switch_away();
 }
 
 /* f over the arguments of a warp's 32 lanes, once all have come. */
 template <typename A, typename F> void warp_meet(A &mine, F f)
 {
-    meeting &w = block.warps[block.thread.x / 32];
-    w.arg[block.thread.x % 32] = &mine;
+    meeting &w = here->warps[here->thread.x / 32];
+    w.arg[here->thread.x % 32] = &mine;
     if (++w.arrived < 32) {
         wait_round(w.round);
         return;
@@ -158,59 +177,81 @@ template <typename A, typename F> void warp_meet(A &mine, F f)
     }
     f(all);
     w.arrived = 0;
-    w.round++;
+    end_round(w.round);
 }
 
 inline void check_stacks()
 {
-    for (const fiber &f : block.fibers) {
-        for (size_t i = 0; i < GUARD; i++) {
-            if (static_cast<unsigned char>(f.stack[i]) != UNTOUCHED) {
-                fail("a thread's stack is too small");
+    for (const block_state &b : blocks) {
+        for (const fiber &f : b.fibers) {
+            for (size_t i = 0; i < GUARD; i++) {
+                if (static_cast<unsigned char>(f.stack[i]) != UNTOUCHED) {
+                    fail("a thread's stack is too small");
+                }
             }
         }
     }
 }
 
-/* Runs body as a kernel of `grid` blocks. */
-inline void run(uint32_t grid, uint32_t threads, size_t shared_bytes, uint64_t seed,
-                const std::function<void()> &body)
+inline void start_block(block_state &b, uint32_t at, uint32_t index, uint32_t grid,
+                        uint32_t threads, size_t shared_bytes)
 {
-    for (uint32_t b = 0; b < grid; b++) {
-        block.index.x = b;
-        block.grid.x = grid;
-        block.seed = seed + b;
-        block.body = body;
-        block.live = threads;
-        block.all = {};
-        block.shared.assign(shared_bytes, 0xff);
-        block.warps.assign(threads / 32, meeting());
-        block.fibers.resize(threads);
-        for (fiber &f : block.fibers) {
-            f.stack.resize(STACK);
-            std::fill_n(f.stack.begin(), GUARD, UNTOUCHED);
-            f.done = false;
-            f.waits = nullptr;
-            f.group = 0;
-            f.copies.clear();
-            getcontext(&f.ctx);
-            f.ctx.uc_stack.ss_sp = f.stack.data();
-            f.ctx.uc_stack.ss_size = STACK;
-            f.ctx.uc_link = nullptr;
-            makecontext(&f.ctx, fiber_main, 0);
+    b.index.x = index;
+    b.grid.x = grid;
+    b.live = threads;
+    b.all = {};
+    b.shared.assign(shared_bytes, 0xff);
+    b.warps.assign(threads / 32, meeting());
+    b.fibers.resize(threads);
+    for (uint32_t t = 0; t < threads; t++) {
+        fiber &f = b.fibers[t];
+        if (f.stack == nullptr) {
+            f.stack.reset(new char[STACK]);
         }
-        block.thread.x = 0;
-        swapcontext(&block.back, &block.fibers[0].ctx);
+        std::fill_n(f.stack.get(), GUARD, UNTOUCHED);
+        f.done = false;
+        f.block = at;
+        f.thread = t;
+        f.group = 0;
+        f.copies.clear();
+        getcontext(&f.ctx);
+        f.ctx.uc_stack.ss_sp = f.stack.get();
+        f.ctx.uc_stack.ss_size = STACK;
+        f.ctx.uc_link = nullptr;
+        makecontext(&f.ctx, fiber_main, 0);
+        ready.push_back(&f);
+    }
+}
+
+/* Runs body as a kernel of `grid` blocks, so many at once. */
+inline void run(uint32_t grid, uint32_t threads, size_t shared_bytes, uint64_t first_seed,
+                const std::function<void()> &kernel, uint32_t at_once = 1)
+{
+    body = kernel;
+    for (uint32_t first = 0; first < grid; first += at_once) {
+        const uint32_t n = min(at_once, grid - first);
+        seed = first_seed + first;
+        ready.clear();
+        waiting.clear();
+        blocks.resize(n);
+        for (uint32_t b = 0; b < n; b++) {
+            start_block(blocks[b], b, first + b, grid, threads, shared_bytes);
+        }
+        fiber *begin = ready[draw() % ready.size()];
+        ready.erase(std::find(ready.begin(), ready.end(), begin));
+        here = &blocks[begin->block];
+        here->thread.x = begin->thread;
+        swapcontext(&back, &begin->ctx);
         check_stacks();
     }
 }
 
 inline unsigned char *shared_at(uint32_t addr, uint32_t bytes)
 {
-    if (addr % bytes != 0 || (size_t)addr + bytes > block.shared.size()) {
+    if (addr % bytes != 0 || (size_t)addr + bytes > here->shared.size()) {
         fail("shared address outside or not aligned");
     }
-    return block.shared.data() + addr;
+    return here->shared.data() + addr;
 }
 
 /* A copy of cp.async arrives. */
@@ -313,12 +354,12 @@ template <typename T> T shuffle_xor(T v, int mask)
 inline void __syncthreads()
 {
     using namespace emulate;
-    if (++block.all.arrived < block.live) {
-        wait_round(block.all.round);
+    if (++here->all.arrived < here->live) {
+        wait_round(here->all.round);
         return;
     }
-    block.all.arrived = 0;
-    block.all.round++;
+    here->all.arrived = 0;
+    end_round(here->all.round);
 }
 inline void __syncwarp()
 {
@@ -385,7 +426,7 @@ inline float rsqrtf(float x)
 /* ---- kernels/cuda/ptx.cuh ---- */
 inline uint32_t smem_u32(const void *p)
 {
-    return (uint32_t)(static_cast<const unsigned char *>(p) - emulate::block.shared.data());
+    return (uint32_t)(static_cast<const unsigned char *>(p) - emulate::here->shared.data());
 }
 inline void st_shared(uint32_t addr, uint32_t v)
 {
@@ -397,7 +438,7 @@ inline void st_shared_zero16(uint32_t addr)
 }
 inline void cp_async16(uint32_t dst, const void *src, uint32_t bytes)
 {
-    emulate::fiber &f = emulate::block.fibers[emulate::block.thread.x];
+    emulate::fiber &f = emulate::here->fibers[emulate::here->thread.x];
     if (reinterpret_cast<uintptr_t>(src) % 16 != 0) {
         emulate::fail("global address of cp.async not aligned");
     }
@@ -411,11 +452,11 @@ inline void cp_async16(uint32_t dst, const void *src, uint32_t bytes)
 }
 inline void cp_async_commit()
 {
-    emulate::block.fibers[emulate::block.thread.x].group++;
+    emulate::here->fibers[emulate::here->thread.x].group++;
 }
 template <int N> void cp_async_wait()
 {
-    emulate::fiber &f = emulate::block.fibers[emulate::block.thread.x];
+    emulate::fiber &f = emulate::here->fibers[emulate::here->thread.x];
     size_t kept = 0;
     for (const emulate::copy &c : f.copies) {
         if (c.group + N < f.group) {
