@@ -261,6 +261,44 @@ bool tk_chain_fits(const struct tk_flat *products, uint32_t n);
 /* TD_ERR_UNSUPPORTED: tk_chain_fits says no. */
 td_err tk_chain(tk_stream s, const struct tk_chain *c);
 
+/* ---- whole layers, attention included ---- */
+/* Decode attention and the chain behind it, layer after layer, in one launch: the bits of a tk_attn_decode and a tk_flat each.
+ * The first layer's q | k | v is there; every layer's products are o, gate and up, down and the next layer's qkv, which the
+ * last may lack. The qkv between two layers of a launch is left nowhere: attention.q is written by the last product of the
+ * last layer alone. What differs from layer to layer: maps of weights and KV, gains; the layers of the pool follow
+ * each other. Attention is fused (cos_sin), head_dim 128, a table for each sequence; its q is what STORE leaves
+ * and its out what the first product reads; the plan is not the launch's before. As for a chain: at most one at a time on a
+ * device. Bounds: TK_LAYERS_MAX layers, TK_LAYERS_ROWS rows, TK_LAYERS_ITEMS entries x KV heads. Hopper's alone. Not yet
+ * measured on a device: nothing but gpu-bench calls it. */
+#define TK_LAYERS_MAX   40
+#define TK_LAYERS_ROWS  8
+#define TK_LAYERS_ITEMS 264
+#define TK_STAGES       5 /* of a layer: attention and the products */
+struct tk_layer {
+    struct tk_attn_decode attention;
+    struct tk_flat products[TK_CHAIN_MAX];
+    uint32_t n_products;
+};
+struct tk_layers {
+    const struct tk_layer *layers;
+    uint32_t n;
+    void *work; /* device, tk_layers_work_bytes, 128-byte aligned, zeroed once; not a chain's */
+    bool pdl;
+    /* What moves no bit. Loads of 16 KB in flight in a block, by stage; 0: the measured choice. Slices of weights that
+     * go to L2 when the ring is full while attention runs: 0 none, else the rest of o's and so many of gate and up's less one. */
+    uint32_t in_flight[TK_STAGES], ahead;
+    /* Not 0: instead of in_flight, each block finds its own number up to this by how long it waits for the last one. */
+    uint32_t most_in_flight;
+    /* Of debugging builds, else not looked at. TK_SPIN_MS: host memory, mapped, for spin.cuh's words. TK_LAYER_TIMES: device
+     * memory for the times, ns, of [stage][block]'s input and end. */
+    uint32_t *stuck;
+    uint64_t *times;
+};
+size_t tk_layers_work_bytes(void);
+bool tk_layers_fits(const struct tk_layer *layers, uint32_t n);
+/* TD_ERR_UNSUPPORTED: tk_layers_fits says no. */
+td_err tk_layers_run(tk_stream s, const struct tk_layers *l);
+
 /* ---- pointwise ---- */
 /* h[r] = table[token[r]]; hg = h * gain; sumsq as of a RESIDUAL product with one part. NULL hg: the
  * gather alone. */
