@@ -15,6 +15,9 @@ extern "C" {
 td_err emulate_attn_prefill(const struct tk_attn_prefill *p, uint64_t seed);
 td_err emulate_attn_decode(const struct tk_attn_decode *p, uint64_t seed);
 td_err emulate_flat(const struct tk_flat *p, uint64_t seed);
+/* Whole layers: Hopper's kernel, on a device of so many SMs. The work area is the caller's. */
+size_t emulate_layers_work_bytes(void);
+td_err emulate_layers(const struct tk_layers *l, uint32_t sms, uint64_t seed);
 
 #ifdef __cplusplus
 }
