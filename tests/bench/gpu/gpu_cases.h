@@ -10,6 +10,8 @@ void gpu_check_decode(void);
 void gpu_check_flat(void);
 void gpu_check_chain(void);
 void gpu_check_chain_small(void);
+void gpu_check_layers(void);
+void gpu_check_layers_small(void);
 void gpu_check_prefill(void);
 void gpu_check_pointwise(void);
 void gpu_check_product(void);
@@ -26,5 +28,9 @@ void gpu_bench_prompt(void);
 
 /* Candidates, timed beside what runs now (gpu_variants.c). */
 void gpu_variants_step(void);
+void gpu_variants_layers(void); /* gpu_layers.c */
+void gpu_times_layers(void);
+/* Hands debugging builds their buffers. */
+void gpu_layers_debug(struct tk_layers *l);
 
 #endif

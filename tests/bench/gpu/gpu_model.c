@@ -1,4 +1,5 @@
 #include "tests/bench/gpu/gpu_model.h"
+#include "tests/bench/gpu/gpu_cases.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -68,6 +69,9 @@ struct gm *gm_create(const struct gm_shape *s, uint64_t seed)
     TK(tk_lt_create(LT_WORKSPACE, &m->lt));
     m->chain_work = gpu_alloc(tk_chain_work_bytes());
     CU(cudaMemset(m->chain_work, 0, tk_chain_work_bytes()));
+    m->layers_work = gpu_alloc(tk_layers_work_bytes());
+    CU(cudaMemset(m->layers_work, 0, tk_layers_work_bytes()));
+    gpu_layers_debug(&m->layers);
     return m;
 }
 
@@ -79,7 +83,7 @@ void gm_destroy(struct gm *m)
             gpu_free(l->dn);
     }
     gpu_free(m->embed), gpu_free(m->head), gpu_free(m->norm), gpu_free(m->cos_sin);
-    gpu_free(m->chain_work);
+    gpu_free(m->chain_work), gpu_free(m->layers_work);
     m->lt = tk_lt_destroy(m->lt);
     free(m);
 }
@@ -161,30 +165,30 @@ void gm_decode_drop(struct gm *m)
         gpu_free(m->best_idx);
 }
 
-static void step_attention(struct gm *m, tk_stream s, const struct gm_layer *l, uint32_t layer)
+static struct tk_attn_decode step_attention(struct gm *m, const struct gm_layer *l, uint32_t layer)
 {
     const struct gm_shape *g = &m->s;
-    const struct tk_attn_decode a = {.kv = &l->m_kv,
-                                     .q = m->q,
-                                     .out = m->att,
-                                     .lens = m->lens,
-                                     .tables = m->tables,
-                                     .plan = m->plan,
-                                     .cos_sin = m->cos_sin,
-                                     .pool = &m->pool,
-                                     .layer = layer,
-                                     .scratch = m->scratch,
-                                     .n_seqs = m->rows,
-                                     .n_heads = g->heads,
-                                     .n_kv_heads = g->kv_heads,
-                                     .head_dim = g->dim,
-                                     .table_stride = m->table_stride,
-                                     .q_stride = m->qkv_w,
-                                     .out_stride = g->heads * g->dim,
-                                     .max_entries = m->plan_cap,
-                                     .scale = 1.f / sqrtf((float)g->dim),
-                                     .pdl = true};
-    TK(tk_attn_decode(s, &a));
+    return (struct tk_attn_decode){.kv = &l->m_kv,
+                                   .q = m->q,
+                                   .out = m->att,
+                                   .lens = m->lens,
+                                   .tables = m->tables,
+                                   .plan = m->plan,
+                                   .cos_sin = m->cos_sin,
+                                   .pool = &m->pool,
+                                   .layer = layer,
+                                   .scratch = m->scratch,
+                                   .n_seqs = m->rows,
+                                   .n_heads = g->heads,
+                                   .n_kv_heads = g->kv_heads,
+                                   .head_dim = g->dim,
+                                   .table_stride = m->table_stride,
+                                   .q_stride = m->qkv_w,
+                                   .out_stride = g->heads * g->dim,
+                                   .max_entries = m->plan_cap,
+                                   .scale = 1.f / sqrtf((float)g->dim),
+                                   .pdl = true,
+                                   .window = m->window};
 }
 
 static struct tk_flat step_qkv(struct gm *m, uint32_t i)
@@ -246,7 +250,8 @@ static uint32_t step_products(struct gm *m, uint32_t i, struct tk_flat *p)
 static void step_layer(struct gm *m, tk_stream s, uint32_t i)
 {
     struct tk_chain c = {.work = m->chain_work, .late = m->plan_cap * m->s.kv_heads, .pdl = true};
-    step_attention(m, s, &m->l[i], i);
+    const struct tk_attn_decode a = step_attention(m, &m->l[i], i);
+    TK(tk_attn_decode(s, &a));
     c.n = step_products(m, i, c.products);
     if (m->products != GM_LAUNCHES && tk_chain_fits(c.products, c.n)) {
         TK(tk_chain(s, &c));
@@ -258,17 +263,50 @@ static void step_layer(struct gm *m, tk_stream s, uint32_t i)
     }
 }
 
+/* Layers [first, first + n) in one launch; false: it does not compute them. */
+static bool step_layers(struct gm *m, tk_stream s, uint32_t first, uint32_t n)
+{
+    struct tk_layer *l = calloc(n, sizeof *l);
+    struct tk_layers run = m->layers;
+    for (uint32_t i = 0; i < n; i++) {
+        l[i].attention = step_attention(m, &m->l[first + i], first + i);
+        l[i].n_products = step_products(m, first + i, l[i].products);
+    }
+    run.layers = l;
+    run.n = n;
+    run.work = m->layers_work;
+    run.pdl = true;
+    const bool fits = tk_layers_fits(l, n);
+    if (fits) {
+        TK(tk_layers_run(s, &run));
+        m->layer_runs++;
+    }
+    free(l);
+    return fits;
+}
+
+static void step_all_layers(struct gm *m, tk_stream s)
+{
+    const uint32_t all = m->s.layers, most = m->group == 0 ? all : m->group;
+    for (uint32_t i = 0; i < all; i++) {
+        const uint32_t n = all - i < most ? all - i : most;
+        if (m->products == GM_LAYERS && step_layers(m, s, i, n)) {
+            i += n - 1;
+        } else {
+            step_layer(m, s, i);
+        }
+    }
+}
+
 void gm_step(struct gm *m, tk_stream s, bool advance)
 {
     const struct gm_shape *g = &m->s;
     const struct tk_norm_state n1 = {m->ss1, tk_flat_norm_parts(g->hid), g->hid, EPS};
-    TK(tk_plan_device(s, m->lens, m->rows, m->plan, m->plan_words));
+    TK(tk_plan_window_device(s, m->lens, m->rows, m->window, m->plan, m->plan_words));
     TK(tk_embed(s, m->embed, m->tokens, m->rows, g->hid, m->l[0].n1, m->h, m->hg, m->ss1, true));
     const struct tk_flat qkv = step_qkv(m, 0);
     TK(tk_flat(s, &qkv));
-    for (uint32_t i = 0; i < g->layers; i++) {
-        step_layer(m, s, i);
-    }
+    step_all_layers(m, s);
     const struct tk_flat f = {.w = &m->m_head,
                               .x = &m->x_hg,
                               .rows = m->rows,

@@ -22,14 +22,18 @@ struct gm_layer {
     struct tk_map m_qkv, m_o, m_gu, m_dn, m_kv; /* m_kv: of decode */
 };
 
-/* How a decode step's products between two attentions run, where a chain computes them. */
-enum gm_products { GM_CHAIN, GM_LAUNCHES };
+/* How a decode step's layers run, where that computes them: a chain behind each attention, a launch for each product, whole
+ * layers in one launch. */
+enum gm_products { GM_CHAIN, GM_LAUNCHES, GM_LAYERS };
 
 struct gm {
     struct gm_shape s;
     enum gm_products products;
-    uint32_t chains; /* launched so far */
-    void *chain_work;
+    uint32_t chains, layer_runs; /* launched so far */
+    void *chain_work, *layers_work;
+    uint32_t group;          /* layers of a launch, GM_LAYERS; 0: all */
+    struct tk_layers layers; /* GM_LAYERS: what moves no bit, and the debugging builds' buffers */
+    uint32_t window;
     uint32_t qkv_w;
     struct gm_layer l[GM_MAX_LAYERS];
     tk_bf16 *embed, *head, *norm;

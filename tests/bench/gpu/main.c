@@ -15,6 +15,8 @@ static const struct part {
     {"check-pointwise", gpu_check_pointwise},
     {"check-flat", gpu_check_flat},
     {"check-chain", gpu_check_chain},
+    {"check-layers", gpu_check_layers},
+    {"check-layers-small", gpu_check_layers_small},
     {"check-decode", gpu_check_decode},
     {"check-prefill", gpu_check_prefill},
     {"check-product", gpu_check_product},
@@ -28,6 +30,8 @@ static const struct part {
     {"step", gpu_bench_step},
     {"prefill", gpu_bench_prompt},
     {"variants-step", gpu_variants_step},
+    {"variants-layers", gpu_variants_layers},
+    {"times-layers", gpu_times_layers},
 };
 
 int main(int argc, char **argv)
