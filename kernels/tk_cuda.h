@@ -270,10 +270,12 @@ td_err tk_chain(tk_stream s, const struct tk_chain *c);
  * and its out what the first product reads; the plan is not the launch's before. As for a chain: at most one at a time on a
  * device. Bounds: TK_LAYERS_MAX layers, TK_LAYERS_ROWS rows, TK_LAYERS_ITEMS entries x KV heads. Hopper's alone. Not yet
  * measured on a device: nothing but gpu-bench calls it. */
-#define TK_LAYERS_MAX   40
-#define TK_LAYERS_ROWS  8
-#define TK_LAYERS_ITEMS 264
-#define TK_STAGES       5 /* of a layer: attention and the products */
+#define TK_LAYERS_MAX    40
+#define TK_LAYERS_ROWS   8
+#define TK_LAYERS_ITEMS  264
+#define TK_STAGES        5  /* of a layer: attention and the products */
+#define TK_LAYERS_TAGGED 2  /* rows, of what may come with tags */
+#define TK_LAYERS_HEADS  64 /* query heads, likewise */
 struct tk_layer {
     struct tk_attn_decode attention;
     struct tk_flat products[TK_CHAIN_MAX];
@@ -289,6 +291,9 @@ struct tk_layers {
     uint32_t in_flight[TK_STAGES], ahead;
     /* Not 0: instead of in_flight, each block finds its own number up to this by how long it waits for the last one. */
     uint32_t most_in_flight;
+    /* o's tokens come with a tag each instead of behind a count of blocks that are done, where there are at most
+     * TK_LAYERS_TAGGED rows of at most TK_LAYERS_HEADS heads. */
+    bool tagged;
     /* Of debugging builds, else not looked at. TK_SPIN_MS: host memory, mapped, for spin.cuh's words. TK_LAYER_TIMES: device
      * memory for the times, ns, of [stage][block]'s input and end. */
     uint32_t *stuck;

@@ -37,7 +37,10 @@ static_assert(D == TILE && PAGES_AT_ONCE == 2 && PARTS == CONSUMERS / 32 && 2 * 
 constexpr uint32_t HEAD_WORDS = LINE * (1 + TK_STAGES);
 constexpr uint32_t FLAT_PARTS = TARGET_BLOCKS * N * TILE;
 constexpr uint32_t HEADS = TK_LAYERS_ITEMS * MAX_G; // of items: a row and a pair (max, sum) each
-constexpr uint32_t ALL_PARTS = 2 * FLAT_PARTS + HEADS * D + HEADS * 2;
+constexpr uint32_t OUT_WORDS =
+    TK_LAYERS_HEADS * D / 2; // attention's output of a token, two numbers a word
+constexpr uint32_t ALL_PARTS =
+    2 * FLAT_PARTS + HEADS * D + HEADS * 2 + TK_LAYERS_TAGGED * OUT_WORDS;
 constexpr size_t WORK_BYTES = HEAD_WORDS * sizeof(uint32_t) + sizeof(uint2) * ALL_PARTS;
 constexpr uint32_t TAGS =
     UINT32_MAX - 2 * TK_LAYERS_MAX * TK_STAGES; // then they begin again, with zeros in the parts
@@ -53,6 +56,7 @@ struct layers {
     product st[TK_STAGES - 1];
     attn_args at; // its pool: the first layer's
     uint32_t n_stages, rows, ahead, most_in_flight, in_flight[TK_STAGES];
+    bool tagged; // o's tokens come with tags
     size_t slice_bytes;
     uint32_t *work, *stuck;
     uint64_t *times;
@@ -64,7 +68,7 @@ static_assert(sizeof(layers) <= 32764, "parameters of a kernel");
 // Shared memory behind the rings.
 struct shared_area {
     float scale[64];
-    uint64_t bars[2 * (W_STAGES + X_STAGES) + 1];
+    uint64_t bars[2 * (W_STAGES + X_STAGES) + 2];
     uint32_t ended, in_flight; // see rebalance
     float2 ml[WARPS * MAX_G];
     __nv_bfloat16 rows[(MAX_G + 2) * ROW]; // an item's q, k, v
@@ -77,9 +81,11 @@ static_assert(SMEM <= 232448 && PARTS * (2 + D) <= WARPS * MAX_G * o_stride<D>()
 // What a block's warps share.
 struct block {
     rings sm;
-    uint32_t ready; // barrier: the input of a stage with a norm is there
+    uint32_t ready;   // barrier: the input of a stage with a norm is there
+    uint32_t drained; // barrier, where tagged: all tokens before o's are in the ring or used
     shared_area *area;
     uint32_t n_items;
+    bool tagged; // as told, where there is an item
 };
 
 TK_DEV const product &product_of(const layers &c, uint32_t kind)
@@ -112,6 +118,11 @@ TK_DEV uint2 *item_ml_at(const layers &c, size_t item, uint32_t head)
 {
     return parts_at(c) + 2 * FLAT_PARTS + (size_t)HEADS * D + (item * MAX_G + head) * 2;
 }
+// [token][two neighbours of its output]
+TK_DEV uint2 *out_at(const layers &c, uint32_t tok, uint32_t word)
+{
+    return parts_at(c) + 2 * FLAT_PARTS + (size_t)HEADS * (D + 2) + tok * OUT_WORDS + word;
+}
 // Of what stage s leaves: unlike any that lies in the work area, where zeros are nobody's.
 TK_DEV uint32_t tag_of(uint32_t base, uint32_t s)
 {
@@ -121,6 +132,12 @@ TK_DEV uint32_t tag_of(uint32_t base, uint32_t s)
 TK_DEV bool has_unit(const layers &c, uint32_t kind)
 {
     return tk_stage_first(kind, blockIdx.x, gridDim.x) < product_of(c, kind).units;
+}
+// As many as any block.
+TK_DEV bool has_most_units(const layers &c, uint32_t kind)
+{
+    const uint32_t units = product_of(c, kind).units, rounds = (units - 1) / gridDim.x;
+    return tk_stage_first(kind, blockIdx.x, gridDim.x) + rounds * gridDim.x < units;
 }
 TK_DEV bool has_item(const block &b)
 {
@@ -202,7 +219,7 @@ constexpr uint32_t LEAST_IN_FLIGHT = 3;
 TK_DEV void rebalance(const layers &c, const block &b, uint32_t s)
 {
     const uint32_t before = tk_stage_kind(s - 1);
-    if (c.most_in_flight == 0 || before == TK_STAGE_ATTN || !has_unit(c, before)) {
+    if (c.most_in_flight == 0 || before == TK_STAGE_ATTN || !has_most_units(c, before)) {
         return;
     }
     volatile shared_area *area = b.area;
@@ -331,6 +348,18 @@ TK_DEV void load_w(const layers &c, const block &b)
     }
 }
 
+// Past the stages of the ring that somebody else fills.
+TK_DEV void skip_slices(const layers &c, uint32_t kind, ring_pos<X_STAGES> &p)
+{
+    const product &st = product_of(c, kind);
+    for (uint32_t u = tk_stage_first(kind, blockIdx.x, gridDim.x); u < st.units; u += gridDim.x) {
+        const unit n = unit_of(st.a, u);
+        for (uint32_t k = n.k0; k < n.k1; k++) {
+            p.next();
+        }
+    }
+}
+
 // ---- loader of tokens: one thread. Tells the scalers when the input of a stage with a norm is there ----
 TK_DEV void load_x(const layers &c, const block &b)
 {
@@ -344,6 +373,10 @@ TK_DEV void load_x(const layers &c, const block &b)
         const product &st = product_of(c, kind);
         const bool scaled = is_scaled(c, b, s);
         if (!scaled && !has_unit(c, kind)) {
+            continue;
+        }
+        if (kind == TK_STAGE_O && b.tagged) { // the scalers bring them
+            skip_slices(c, kind, p);
             continue;
         }
         wait_input(c, b, s);
@@ -367,14 +400,99 @@ TK_DEV void load_x(const layers &c, const block &b)
 }
 
 // ---- scalers: one thread per token ----
+// Where asked for, they bring o's tokens into the ring: each word of attention's output has a tag, so nobody counts the
+// blocks that are done, and nothing goes through TMA. Two warps, every other slice each; what was read is then stored
+// slice by slice, since the last ones wait for the first ones' place. `drained`: a unit's heads may be there before this block
+// is through its own qkv, and a ring's phase two behind looks like the right one. A token without a sequence leaves its column as it is.
+TK_DEV void bring_tokens(const layers &c, const block &b, ring_pos<X_STAGES> &p, uint32_t s,
+                         uint32_t tag, int t)
+{
+    constexpr int BATCH = 8; // slices of a warp that are on their way at once
+    const product &st = product_of(c, TK_STAGE_O);
+    const uint32_t warp = t / 32, lane = t % 32;
+    if (has_unit(c, TK_STAGE_O)) {
+        bar_wait(b.drained, tk_stage_layer(s) & 1);
+    }
+    for (uint32_t u = tk_stage_first(TK_STAGE_O, blockIdx.x, gridDim.x); u < st.units;
+         u += gridDim.x) {
+        const unit n = unit_of(st.a, u);
+        for (uint32_t k0 = n.k0; k0 < n.k1; k0 += 2 * BATCH) {
+            uint2 v[TK_LAYERS_TAGGED][BATCH];
+#pragma unroll
+            for (uint32_t r = 0; r < TK_LAYERS_TAGGED; r++) {
+                const bool live = r < st.a.rows && __ldcg(c.at.lens + r) > 0;
+#pragma unroll
+                for (uint32_t i = 0; i < BATCH; i++) {
+                    v[r][i] = make_uint2(0, live && k0 + 2 * i + warp < n.k1 ? tag - 1 : tag);
+                }
+            }
+            bool complete;
+            spin wait(STUCK_OUT, tag);
+            do {
+                wait.again();
+                complete = true;
+#pragma unroll
+                for (uint32_t r = 0; r < TK_LAYERS_TAGGED; r++) {
+#pragma unroll
+                    for (uint32_t i = 0; i < BATCH; i++) {
+                        if (v[r][i].y != tag) {
+                            v[r][i] = get_tagged(out_at(c, r, (k0 + 2 * i + warp) * 32 + lane));
+                        }
+                    }
+                }
+#pragma unroll
+                for (uint32_t r = 0; r < TK_LAYERS_TAGGED; r++) {
+#pragma unroll
+                    for (uint32_t i = 0; i < BATCH; i++) {
+                        complete = complete && v[r][i].y == tag;
+                    }
+                }
+            } while (__any_sync(~0u, !complete));
+#pragma unroll
+            for (uint32_t i = 0; i < 2 * BATCH; i++) {
+                if (k0 + i >= n.k1) {
+                    break;
+                }
+                if (i % 2 == warp) {
+                    const uint32_t x = b.sm.x + p.st * X_BYTES;
+                    bar_wait(b.sm.x_empty + 8 * p.st, p.ph);
+#pragma unroll
+                    for (uint32_t r = 0; r < TK_LAYERS_TAGGED; r++) {
+                        st_shared(x + r * 128 + ((lane * 4) ^ (r << 4)), v[r][i / 2].x);
+                    }
+                    proxy_fence(); // before wgmma reads them
+                    __syncwarp();
+                    if (lane == 0) {
+                        bar_arrive(b.sm.x_full + 8 * p.st);
+                    }
+                }
+                p.next();
+            }
+        }
+    }
+}
+
 // No scales are overwritten before they were used, and `ready` is never a phase ahead: whoever has a stage scaled is waited
 // for, behind its use, before the next such stage's input is complete.
 TK_DEV void scale_rows(const layers &c, const block &b, int t)
 {
-    uint32_t phase = 0;
+    uint32_t phase = 0, base = 0;
+    ring_pos<X_STAGES> p = {0, 1};
+    if (b.tagged) {
+        pdl_wait();
+        base = ld_acquire(c.work);
+    }
     for (uint32_t s = 0; s < c.n_stages; s++) {
         const uint32_t kind = tk_stage_kind(s);
-        if (kind == TK_STAGE_ATTN || !is_scaled(c, b, s)) {
+        if (kind == TK_STAGE_ATTN) {
+            continue;
+        }
+        if (kind == TK_STAGE_O && b.tagged) {
+            bring_tokens(c, b, p, s, tag_of(base, s - 1), t);
+            continue;
+        }
+        skip_slices(c, kind, p);
+        if (!is_scaled(c, b, s)) {
             continue;
         }
         bar_wait(b.ready, phase);
@@ -569,6 +687,14 @@ TK_DEV void leave_item(const layers &c, const merge_area<D> &ma, const item &t, 
     if (row_chunks(a, t.len) == 1) {
         write_out<D, G>(a.out + (size_t)t.seq * a.out_stride + (size_t)t.head * a.group * D,
                         a.group, dim, r);
+#pragma unroll
+        for (int h = 0; h < G; h++) {
+            const float y = r.o[h] / r.l[h], other = __shfl_xor_sync(~0u, y, 1);
+            if (c.tagged && h < (int)a.group && dim % 2 == 0) {
+                put_tagged(out_at(c, t.seq, (t.head * a.group + h) * (D / 2) + dim / 2),
+                           __uint_as_float(pack_bf16(y, other)), tag);
+            }
+        }
         return;
     }
 #pragma unroll
@@ -589,18 +715,12 @@ TK_DEV void add_item(const layers &c, lane_acc<D> &s, size_t i, uint32_t head, u
 {
     const uint2 *o = item_o_at(c, i, head) + lane * (D / 32), *ml = item_ml_at(c, i, head);
     spin wait(STUCK_ROW, tag);
-    if (lane == 0) { // one looks, seldom, until there is something
-        while ((wait.seen = get_tagged(ml).y) != tag) {
-            __nanosleep(POLL_NS);
-            wait.again();
-        }
-    }
-    __syncwarp();
     uint4 v[2], m;
     bool complete;
     do {
         wait.again();
         m = get_tagged2(ml);
+        wait.seen = m.y;
         v[0] = get_tagged2(o);
         v[1] = get_tagged2(o + 2);
         complete = m.y == tag && m.w == tag && v[0].y == tag && v[0].w == tag && v[1].y == tag &&
@@ -647,11 +767,15 @@ TK_DEV void finish_row(const layers &c, float *sums, const consumer &me, uint32_
         }
         lane_add<D>(s, p[0], p[1], o);
     }
-    __nv_bfloat16 *out = reinterpret_cast<__nv_bfloat16 *>(a.out) + (size_t)seq * a.out_stride +
-                         (size_t)(kvh * a.group + qh) * D + me.lane * (D / 32);
+    const uint32_t at = (kvh * a.group + qh) * (D / 2) + me.lane * (D / 64);
+    uint32_t *out = reinterpret_cast<uint32_t *>(a.out + (size_t)seq * a.out_stride) + at;
 #pragma unroll
-    for (int v = 0; v < D / 32; v++) {
-        out[v] = __float2bfloat16_rn(s.o[v] / s.l);
+    for (int v = 0; v < D / 64; v++) {
+        const uint32_t y = pack_bf16(s.o[2 * v] / s.l, s.o[2 * v + 1] / s.l);
+        if (c.tagged) {
+            put_tagged(out_at(c, seq, at + v), __uint_as_float(y), tag);
+        }
+        out[v] = y;
     }
 }
 
@@ -663,6 +787,9 @@ template <int G> TK_DEV bool attend(const layers &c, const block &b, consumer &m
     merge_area<D> ma;
     ma.o = b.area->o;
     ma.ml = b.area->ml;
+    if (b.tagged && has_unit(c, TK_STAGE_O) && me.tid == 0) {
+        bar_arrive(b.drained);
+    }
     if (has_item(b) && s > 0) {
         named_sync(1, CONSUMERS + SCALERS);
     }
@@ -789,6 +916,7 @@ template <int G> TK_DEV void run_block(const layers &c, unsigned char *raw)
     b.sm.x_full = b.sm.w_empty + 8 * W_STAGES;
     b.sm.x_empty = b.sm.x_full + 8 * X_STAGES;
     b.ready = b.sm.x_empty + 8 * X_STAGES;
+    b.drained = b.ready + 8;
     const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32;
     if (tid == CONSUMERS) {
         for (int i = 0; i < W_STAGES; i++) {
@@ -800,6 +928,7 @@ template <int G> TK_DEV void run_block(const layers &c, unsigned char *raw)
             bar_init(b.sm.x_empty + 8 * i, CONSUMERS / 32);
         }
         bar_init(b.ready, 1);
+        bar_init(b.drained, 1);
         bar_init_fence();
         b.area->ended = clock_now();
         b.area->in_flight = IN_FLIGHT;
@@ -815,6 +944,7 @@ template <int G> TK_DEV void run_block(const layers &c, unsigned char *raw)
     }
     b.n_items =
         __ldcg(c.at.plan) * c.at.n_kv; // not the launch's before: as attention's, read early
+    b.tagged = c.tagged && b.n_items != 0;
     __syncthreads();
     if (warp < CONSUMERS / 32) {
         consume<G>(c, b, tid);
@@ -843,7 +973,7 @@ inline bool attention_fits(const struct tk_attn_decode *a, const struct tk_attn_
 {
     attn_args unused;
     return attn_args_of(a, unused) == TD_OK && a->head_dim == D && a->cos_sin != nullptr &&
-           !a->one_table && a->n_seqs <= TK_LAYERS_ROWS &&
+           !a->one_table && a->out_stride % 2 == 0 && a->n_seqs <= TK_LAYERS_ROWS &&
            (uint64_t)a->max_entries * a->n_kv_heads <= TK_LAYERS_ITEMS &&
            a->layer == first->layer + i && a->q == first->q && a->out == first->out &&
            a->plan == first->plan && a->lens == first->lens && a->tables == first->tables &&
@@ -904,6 +1034,8 @@ inline td_err fill(layers &c, const struct tk_layers *l)
     c.stuck = l->stuck;
     c.times = l->times;
     c.ahead = l->ahead;
+    c.tagged = l->tagged && first->attention.n_seqs <= TK_LAYERS_TAGGED &&
+               first->attention.n_heads <= TK_LAYERS_HEADS;
     c.most_in_flight = min(l->most_in_flight, (uint32_t)W_STAGES - 1);
     for (uint32_t k = 0; k < TK_STAGES; k++) {
         c.in_flight[k] =

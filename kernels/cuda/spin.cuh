@@ -5,7 +5,7 @@
 
 // What a thread waits for, and in `which`: a barrier (its shared address and phase), a stage (of which so many are done), a
 // part's or a row's tag.
-enum { STUCK_BARRIER = 1, STUCK_DONE, STUCK_PART, STUCK_QKV, STUCK_ROW };
+enum { STUCK_BARRIER = 1, STUCK_DONE, STUCK_PART, STUCK_QKV, STUCK_ROW, STUCK_OUT };
 
 #ifdef TK_SPIN_MS
 enum { STUCK_WORDS = 8, STUCK_MOST = 60 };

@@ -247,7 +247,7 @@ inline void __trap()
 }
 
 /* ---- kernels/cuda/spin.cuh, ptx.cuh, wgmma.cuh ---- */
-enum { STUCK_BARRIER = 1, STUCK_DONE, STUCK_PART, STUCK_QKV, STUCK_ROW };
+enum { STUCK_BARRIER = 1, STUCK_DONE, STUCK_PART, STUCK_QKV, STUCK_ROW, STUCK_OUT };
 struct spin {
     uint32_t seen, rounds;
     spin(uint32_t, uint32_t) : seen(0), rounds(0)

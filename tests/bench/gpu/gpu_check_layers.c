@@ -73,9 +73,10 @@ static void compare(const struct gm *m, const struct left *s, const struct batch
 {
     char name[160];
     const size_t r = m->rows;
-    const int n =
-        snprintf(name, sizeof name, "layers by %u %s: %u of %u, %d rows %d.. window %d: ", m->group,
-                 how, m->s.hid, m->s.ffn, (int)r, b->lens[0], (int)b->window);
+    const int n = snprintf(name, sizeof name,
+                           "layers by %u%s %s: %u of %u, %d rows %d.. window %d: ", m->group,
+                           m->layers.tagged ? " tagged" : "", how, m->s.hid, m->s.ffn, (int)r,
+                           b->lens[0], (int)b->window);
     char *what = name + n;
     const size_t room = sizeof name - (size_t)n;
     CU(cudaDeviceSynchronize());
@@ -110,10 +111,20 @@ static void start(struct gm *m)
     CU(cudaDeviceSynchronize());
 }
 
-static void check_groups(struct gm *m, const struct left *want, const struct batch *b)
+/* What moves no bit: layers of a launch (0: all), and the knobs. */
+static const struct way {
+    uint32_t group, ahead, most_in_flight;
+    bool tagged;
+} ways[] = {{0, 0, 0, false}, {1, 0, 0, false}, {2, 0, 0, false}, {0, 7, 8, true}, {1, 1, 0, true}};
+
+static void check_ways(struct gm *m, const struct left *want, const struct batch *b)
 {
-    for (m->group = 0; m->group < 3; m->group++) {
-        const uint32_t all = m->s.layers, by = m->group == 0 ? all : m->group;
+    for (size_t w = 0; w < sizeof ways / sizeof ways[0]; w++) {
+        const uint32_t all = m->s.layers, by = ways[w].group == 0 ? all : ways[w].group;
+        m->group = ways[w].group;
+        m->layers.ahead = ways[w].ahead;
+        m->layers.most_in_flight = ways[w].most_in_flight;
+        m->layers.tagged = ways[w].tagged;
         start(m);
         m->layer_runs = 0;
         step(m, GM_LAYERS);
@@ -146,7 +157,7 @@ static void check_batch(struct gm *m, const struct batch *b)
     start(m);
     step(m, GM_LAUNCHES);
     copy_left(m, &want);
-    check_groups(m, &want, b);
+    check_ways(m, &want, b);
     gpu_free(want.h), gpu_free(want.att), gpu_free(want.pool), gpu_free(want.logits);
     gpu_free(m->logits);
     m->logits = NULL;

@@ -21,19 +21,21 @@ static const struct variant {
     enum gm_products products;
     uint32_t group; /* layers of a launch; 0: all */
     uint32_t ahead, in_flight[TK_STAGES], balance;
+    bool tagged;
 } variants[] = {
-    {"step.chain", GM_CHAIN, 0, 0, {0}, 0},
-    {"step.layers", GM_LAYERS, 0, 0, {0}, 0},
-    {"step.layers by 1", GM_LAYERS, 1, 0, {0}, 0},
-    {"step.layers by 8", GM_LAYERS, 8, 0, {0}, 0},
-    {"step.layers balance 6", GM_LAYERS, 0, 0, {0}, 6},
-    {"step.layers balance 8", GM_LAYERS, 0, 0, {0}, 8},
-    {"step.layers balance 6 ahead 7", GM_LAYERS, 0, 7, {0}, 6},
-    {"step.layers ahead 1", GM_LAYERS, 0, 1, {0}, 0},
-    {"step.layers ahead 7", GM_LAYERS, 0, 7, {0}, 0},
-    {"step.layers flight o 6", GM_LAYERS, 0, 0, {0, 6, 0, 0, 0}, 0},
-    {"step.layers flight qkv 5", GM_LAYERS, 0, 0, {0, 0, 0, 0, 5}, 0},
-    {"step.layers flight gu 5 qkv 6", GM_LAYERS, 0, 0, {0, 0, 5, 0, 6}, 0},
+    {"step.chain", GM_CHAIN, 0, 0, {0}, 0, false},
+    {"step.layers", GM_LAYERS, 0, 0, {0}, 0, false},
+    {"step.layers by 1", GM_LAYERS, 1, 0, {0}, 0, false},
+    {"step.layers by 8", GM_LAYERS, 8, 0, {0}, 0, false},
+    {"step.layers balance 6", GM_LAYERS, 0, 0, {0}, 6, false},
+    {"step.layers balance 8", GM_LAYERS, 0, 0, {0}, 8, false},
+    {"step.layers tagged", GM_LAYERS, 0, 0, {0}, 0, true},
+    {"step.layers tagged balance 6 ahead 7", GM_LAYERS, 0, 7, {0}, 6, true},
+    {"step.layers ahead 1", GM_LAYERS, 0, 1, {0}, 0, false},
+    {"step.layers ahead 7", GM_LAYERS, 0, 7, {0}, 0, false},
+    {"step.layers flight o 6", GM_LAYERS, 0, 0, {0, 6, 0, 0, 0}, 0, false},
+    {"step.layers flight qkv 5", GM_LAYERS, 0, 0, {0, 0, 0, 0, 5}, 0, false},
+    {"step.layers flight gu 5 qkv 6", GM_LAYERS, 0, 0, {0, 0, 5, 0, 6}, 0, false},
 };
 #define N_VARIANTS (sizeof variants / sizeof variants[0])
 
@@ -43,6 +45,7 @@ static void use(struct gm *m, const struct variant *v)
     m->group = v->group;
     m->layers.ahead = v->ahead;
     m->layers.most_in_flight = v->balance;
+    m->layers.tagged = v->tagged;
     memcpy(m->layers.in_flight, v->in_flight, sizeof v->in_flight);
 }
 
@@ -209,11 +212,12 @@ static uint32_t *stuck;
 
 static void say_stuck(void)
 {
-    static const char *const what[] = {"?", "barrier", "done before stage", "part", "qkv", "row"};
+    static const char *const what[] = {"?",   "barrier", "done before stage", "part", "qkv",
+                                       "row", "out"};
     for (uint32_t i = 0; i < *stuck && i < 60; i++) {
         const uint32_t *w = stuck + 1 + (size_t)i * 8;
         (void)fprintf(stderr, "stuck: block %u thread %u at %s %u (0x%x), seen %u\n", w[3], w[4],
-                      what[w[0] % 6], w[1], w[1], w[2]);
+                      what[w[0] % 7], w[1], w[1], w[2]);
     }
 }
 

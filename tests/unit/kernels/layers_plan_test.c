@@ -35,13 +35,14 @@ struct walk {
     struct shape s;
     struct product p[TK_STAGES]; /* [0] is attention's place */
     uint32_t blocks, stages, items, att_rows;
+    bool tagged; /* o's tokens: brought by the scalers */
     uint32_t entry[1 + TK_MAX_SEQS + 64];
     /* counts: of the launch, then of each block */
     uint32_t *count, n_counts;
     uint32_t *times; /* [stage][unit]: how often it was computed; attention: items, then rows */
 };
 
-enum { W_PUT, W_FREE, X_PUT, X_FREE, READY, SCALED, BLOCK_COUNTS };
+enum { W_PUT, W_FREE, X_PUT, X_FREE, READY, SCALED, DRAINED, BROUGHT, BLOCK_COUNTS };
 #define MOST_UNITS 1024
 
 static uint32_t at_done(uint32_t kind)
@@ -59,7 +60,7 @@ static uint32_t at_block(const struct walk *w, uint32_t block, uint32_t what)
 
 /* ---- lists ---- */
 struct op {
-    enum { WAIT, ADD, UNIT, ALL_ENDED } what;
+    enum { WAIT, ADD, UNIT, ALL_ENDED, HAS } what;
     uint32_t at, value;
 };
 struct list {
@@ -159,6 +160,16 @@ static void list_load_w(const struct walk *w, uint32_t b, struct list *l)
     }
 }
 
+/* Of a block's units of a product. */
+static uint32_t slices_here(const struct walk *w, uint32_t kind, uint32_t b)
+{
+    uint32_t n = 0;
+    for (uint32_t u = tk_stage_first(kind, b, w->blocks); u < w->p[kind].units; u += w->blocks) {
+        n += slices_of(&w->p[kind], u);
+    }
+    return n;
+}
+
 static void list_load_x(const struct walk *w, uint32_t b, struct list *l)
 {
     uint32_t n = 0;
@@ -167,8 +178,16 @@ static void list_load_x(const struct walk *w, uint32_t b, struct list *l)
         if (kind == TK_STAGE_ATTN || (!is_scaled(w, s, b) && !has_unit(w, kind, b))) {
             continue;
         }
+        if (kind == TK_STAGE_O && w->tagged) {
+            n += slices_here(w, kind, b);
+            continue;
+        }
         put(l, WAIT, at_done(tk_stage_kind(s - 1)), all_done(w, s - 1));
         put(l, ALL_ENDED, s - 1, 0);
+        if (w->tagged && has_unit(w, TK_STAGE_O, b) && kind == TK_STAGE_GATE_UP) {
+            put(l, HAS, at_block(w, b, X_FREE),
+                n); /* or the ring's phases could not be told apart */
+        }
         if (is_scaled(w, s, b)) {
             put(l, ADD, at_block(w, b, READY), 1);
         }
@@ -181,10 +200,37 @@ static void list_load_x(const struct walk *w, uint32_t b, struct list *l)
     }
 }
 
+/* o's tokens as they come: its heads' rows, of every sequence that is one. */
+static void list_bring(const struct walk *w, uint32_t b, uint32_t s, struct list *l, uint32_t *n)
+{
+    const struct product *p = &w->p[TK_STAGE_O];
+    for (uint32_t u = tk_stage_first(TK_STAGE_O, b, w->blocks); u < p->units; u += w->blocks) {
+        const uint32_t k0 = p->slices * (u % p->cut) / p->cut, k1 = k0 + slices_of(p, u);
+        put(l, WAIT, at_block(w, b, DRAINED), tk_stage_layer(s) + 1);
+        put(l, ADD, at_block(w, b, BROUGHT), 1);
+        for (uint32_t r = 0; r < w->att_rows; r++) {
+            const uint32_t head = r % w->s.heads;
+            if (w->s.lens[r / w->s.heads] > 0 && head * 2 < k1 && head * 2 + 2 > k0) {
+                put(l, WAIT, at_part(s - 1, w->items + r), 1);
+            }
+        }
+        put(l, HAS, at_block(w, b, X_FREE), *n);
+        for (uint32_t k = k0; k < k1; k++) {
+            fill_slot(l, at_block(w, b, X_PUT), at_block(w, b, X_FREE), n, X_STAGES);
+        }
+    }
+}
+
 static void list_scalers(const struct walk *w, uint32_t b, struct list *l)
 {
-    uint32_t n = 0;
+    uint32_t n = 0, slots = 0;
     for (uint32_t s = 0; s < w->stages; s++) {
+        const uint32_t kind = tk_stage_kind(s);
+        if (kind == TK_STAGE_O && w->tagged) {
+            list_bring(w, b, s, l, &slots);
+        } else if (kind != TK_STAGE_ATTN) {
+            slots += slices_here(w, kind, b);
+        }
         if (is_scaled(w, s, b)) {
             put(l, WAIT, at_block(w, b, READY), ++n);
             put(l, ADD, at_block(w, b, SCALED), 1);
@@ -200,6 +246,9 @@ static void list_attend(const struct walk *w, uint32_t b, uint32_t s, struct lis
                         struct used *n)
 {
     const uint32_t heads = w->s.heads, group = heads / w->s.kv_heads, kv = w->s.kv_heads;
+    if (w->tagged && has_unit(w, TK_STAGE_O, b)) {
+        put(l, ADD, at_block(w, b, DRAINED), 1);
+    }
     if (has_item(w, b) && s > 0) {
         put(l, WAIT, at_block(w, b, SCALED), ++n->scaled);
     }
@@ -223,6 +272,7 @@ static void list_attend(const struct walk *w, uint32_t b, uint32_t s, struct lis
                 put(l, WAIT, at_part(s, i), 1);
             }
         }
+        put(l, ADD, at_part(s, w->items + u), 1);
         put(l, UNIT, s, w->items + u);
     }
     if (has_item(w, b) || tk_stage_first_row(b, w->blocks) < w->att_rows) {
@@ -284,12 +334,17 @@ static void do_op(struct walk *w, const struct op *o)
     case ADD:
         w->count[o->at] += o->value;
         /* a barrier's phases are told apart by one bit: nobody may be two ahead */
-        if (o->at >= at_block(w, 0, 0) && (o->at - at_block(w, 0, 0)) % BLOCK_COUNTS == READY) {
-            assert_true(w->count[o->at] <= w->count[o->at + SCALED - READY] + 1);
+        if (o->at >= at_block(w, 0, 0)) {
+            const uint32_t what = (o->at - at_block(w, 0, 0)) % BLOCK_COUNTS;
+            assert_true(what != READY || w->count[o->at] <= w->count[o->at + SCALED - READY] + 1);
+            assert_true(what != DRAINED || w->count[o->at] <= w->count[o->at + 1] + 1);
         }
         break;
     case UNIT:
         w->times[o->at * MOST_UNITS + o->value]++;
+        break;
+    case HAS:
+        assert_true(w->count[o->at] >= o->value);
         break;
     case ALL_ENDED: /* whoever goes on relies on every unit of that stage */
         for (uint32_t u = 0; u < units_of(w, o->at); u++) {
@@ -380,11 +435,13 @@ static void check_ended(const struct walk *w, const struct list *l, uint32_t n)
     }
 }
 
-static void check(const struct shape *s, uint32_t blocks, bool with_qkv, uint64_t seed)
+static void check_as(const struct shape *s, uint32_t blocks, bool with_qkv, bool tagged,
+                     uint64_t seed)
 {
     struct walk *w = malloc(sizeof *w);
     assert_non_null(w);
     plan(w, s, blocks, with_qkv);
+    w->tagged = tagged && w->items != 0 && s->rows <= TK_LAYERS_TAGGED;
     const uint32_t n = 4 * blocks;
     struct list *l = calloc(n, sizeof *l);
     assert_non_null(l);
@@ -400,6 +457,12 @@ static void check(const struct shape *s, uint32_t blocks, bool with_qkv, uint64_
         free(l[i].op);
     }
     free(l), free(w->count), free(w->times), free(w);
+}
+
+static void check(const struct shape *s, uint32_t blocks, bool with_qkv, uint64_t seed)
+{
+    check_as(s, blocks, with_qkv, false, seed);
+    check_as(s, blocks, with_qkv, true, seed);
 }
 
 static void every_order_of_events_ends_and_computes_all_of_it_once(void **state)
