@@ -5,7 +5,7 @@ set -eu
 build=$1
 out=$2
 mkdir -p "$out/lib"
-for program in tests/bench/gpu/gpu-bench tests/bench/gpu/engine-check ctl/tandemctl prefill-node/tandem-prefill; do
+for program in tests/bench/gpu/gpu-bench tests/bench/gpu/gpu-bench-spin tests/bench/gpu/gpu-bench-times tests/bench/gpu/engine-check ctl/tandemctl prefill-node/tandem-prefill; do
     found=$(find "$build" -path "*/$(basename "$program")" -type f -perm -u+x | head -1)
     if [ -z "$found" ]; then
         echo "pack.sh: $(basename "$program") is not built, left out"

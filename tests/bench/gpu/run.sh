@@ -12,7 +12,7 @@ parts_first="checks checks-sm80 checks-ptx sanitize transformers engine serve va
 parts_second="times times-sm80 transformers-8b"
 usage() {
     sed -n '2,10p' "$0" | cut -c3-
-    echo "parts: $parts_first $parts_second"
+    echo "parts: $parts_first $parts_second layers"
     exit 2
 }
 [ $# -ge 2 ] || usage
@@ -57,7 +57,7 @@ run() { # PART LIMIT LOG COMMAND ...
     [ $rc -eq 0 ] || {
         failed=1
         echo "$part: exit status $rc; its last words:"
-        for file in .said .warned; do grep -v level=info "$out/$file" | tail -4 | cut -c1-200; done
+        for file in .said .warned; do grep -v level=info "$out/$file" | tail -8 | cut -c1-200; done
     }
     rm -f "$out/.said" "$out/.warned"
     return $rc
@@ -142,6 +142,16 @@ serve() {
 variants() {
     run variants 120 ours.json "$bin/gpu-bench" variants-step
 }
+# Whole layers in one launch: checked by the build in which a wait that never ends traps, before any other runs.
+layers() {
+    run layers 60 check.log "$bin/gpu-bench" check-chain
+    run layers 60 check.log "$bin/gpu-bench-spin" check-layers-small || return
+    run layers 120 check.log "$bin/gpu-bench-spin" check-layers || return
+    run layers 120 check.log "$bin/gpu-bench" check-layers || return
+    run layers 180 layers.json "$bin/gpu-bench" variants-layers
+    run layers 60 layers.json "$bin/gpu-bench-times" times-layers
+    "$python" "$here/layers_table.py" "$out/layers.json" | tee "$out/layers.txt"
+}
 
 [ $# -gt 0 ] || set -- first second
 for part in $(for p in "$@"; do
@@ -154,7 +164,7 @@ done); do
         # what a device newer than the build would run: the driver compiles the PTX
         checks-ptx) run checks-ptx 120 check.log env CUDA_FORCE_PTX_JIT=1 CUDA_CACHE_DISABLE=1 "$bin/gpu-bench" --sm_80 \
             check-pointwise check-flat check-decode check-prefill check-sample ;;
-        sanitize | times | engine | serve | variants) $part ;;
+        sanitize | times | engine | serve | variants | layers) $part ;;
         times-sm80) run times-sm80 120 ours-sm80.json "$bin/gpu-bench" --sm_80 flat decode attn step ;;
         transformers) transformers transformers 100 tiny-llama tiny-qwen2 tiny-qwen3 ;;
         transformers-8b) transformers transformers-8b 240 llama3-8b qwen3-8b ;;
