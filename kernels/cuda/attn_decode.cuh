@@ -190,7 +190,9 @@ TK_DEV void combine_warps(const merge_area<D> &ma, uint32_t group, int t, row_ac
                 const float f = v[w].x == -INFINITY ? 0.f : exp2_fast(v[w].x - r.m[h]);
                 r.l[h] += v[w].y * f;
                 // a warp without a page wrote zeros
-                r.o[h] += t < D ? ma.o[(w * group + h) * o_stride<D>() + t] * f : 0.f;
+                // not one FMA: what the compiler makes of it must not depend on what it knows of t
+                const float o = t < D ? ma.o[(w * group + h) * o_stride<D>() + t] : 0.f;
+                r.o[h] = __fadd_rn(r.o[h], __fmul_rn(o, f));
             }
         }
     }

@@ -410,6 +410,14 @@ inline float __bfloat162float(__nv_bfloat16 v)
 {
     return emulate::from_bf16(v.bits);
 }
+inline float __fadd_rn(float a, float b)
+{
+    return a + b;
+}
+inline float __fmul_rn(float a, float b)
+{
+    return a * b;
+}
 inline float __expf(float x)
 {
     return expf(x);
