@@ -49,18 +49,22 @@ static void use(struct gm *m, const struct variant *v)
     memcpy(m->layers.in_flight, v->in_flight, sizeof v->in_flight);
 }
 
+/* Every step from the same tokens: its head leaves others. */
 static void same_bits(struct gm *m)
 {
-    const size_t bytes = (size_t)m->rows * m->s.hid * 2;
+    const size_t bytes = (size_t)m->rows * m->s.hid * 2, ids = m->rows * sizeof *m->tokens;
     tk_bf16 *h = gpu_alloc(bytes);
+    int32_t *tokens = gpu_alloc(ids);
+    CU(cudaMemcpy(tokens, m->tokens, ids, cudaMemcpyDeviceToDevice));
     use(m, &variants[0]);
     gm_step(m, NULL, false);
     CU(cudaDeviceSynchronize());
     CU(cudaMemcpy(h, m->h, bytes, cudaMemcpyDeviceToDevice));
+    CU(cudaMemcpy(m->tokens, tokens, ids, cudaMemcpyDeviceToDevice));
     use(m, &variants[1]);
     gm_step(m, NULL, false);
     (void)gpu_same_bits("layers: all of a model's, h", m->h, h, bytes);
-    gpu_free(h);
+    gpu_free(h), gpu_free(tokens);
 }
 
 static void step_case(struct gm *m, uint32_t rows, uint32_t ctx, size_t n_variants)
