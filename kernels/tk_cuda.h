@@ -268,14 +268,14 @@ td_err tk_chain(tk_stream s, const struct tk_chain *c);
  * last layer alone. What differs from layer to layer: maps of weights and KV, gains; the layers of the pool follow
  * each other. Attention is fused (cos_sin), head_dim 128, a table for each sequence; its q is what STORE leaves
  * and its out what the first product reads; the plan is not the launch's before. As for a chain: at most one at a time on a
- * device. Bounds: TK_LAYERS_MAX layers, TK_LAYERS_ROWS rows, TK_LAYERS_ITEMS entries x KV heads. Hopper's alone. Not yet
- * measured on a device: nothing but gpu-bench calls it. */
-#define TK_LAYERS_MAX    40
-#define TK_LAYERS_ROWS   8
-#define TK_LAYERS_ITEMS  264
-#define TK_STAGES        5  /* of a layer: attention and the products */
-#define TK_LAYERS_TAGGED 2  /* rows, of what may come with tags */
-#define TK_LAYERS_HEADS  64 /* query heads, likewise */
+ * device. Bounds: TK_LAYERS_MAX layers, TK_LAYERS_ROWS rows, TK_LAYERS_ITEMS entries x KV heads. Hopper's alone. */
+#define TK_LAYERS_MAX   40
+#define TK_LAYERS_ROWS  8
+#define TK_LAYERS_ITEMS 264
+#define TK_STAGES       5 /* of a layer: attention and the products */
+/* Up to so many rows of so many heads, o's tokens come with a tag each, not behind a count of blocks that are done. */
+#define TK_LAYERS_TAGGED 2
+#define TK_LAYERS_HEADS  64
 struct tk_layer {
     struct tk_attn_decode attention;
     struct tk_flat products[TK_CHAIN_MAX];
@@ -284,16 +284,10 @@ struct tk_layer {
 struct tk_layers {
     const struct tk_layer *layers;
     uint32_t n;
-    void *work; /* device, tk_layers_work_bytes, 128-byte aligned, zeroed once; not a chain's */
+    /* device, tk_layers_work_bytes, 128-byte aligned, zeroed once, for all launches of an engine; not a chain's. A launch
+     * that did not end leaves it unusable. */
+    void *work;
     bool pdl;
-    /* What moves no bit. Loads of 16 KB in flight in a block, by stage; 0: the measured choice. Slices of weights that
-     * go to L2 when the ring is full while attention runs: 0 none, else the rest of o's and so many of gate and up's less one. */
-    uint32_t in_flight[TK_STAGES], ahead;
-    /* Not 0: instead of in_flight, each block finds its own number up to this by how long it waits for the last one. */
-    uint32_t most_in_flight;
-    /* o's tokens come with a tag each instead of behind a count of blocks that are done, where there are at most
-     * TK_LAYERS_TAGGED rows of at most TK_LAYERS_HEADS heads. */
-    bool tagged;
     /* Of debugging builds, else not looked at. TK_SPIN_MS: host memory, mapped, for spin.cuh's words. TK_LAYER_TIMES: device
      * memory for the times, ns, of [stage][block]'s input and end. */
     uint32_t *stuck;

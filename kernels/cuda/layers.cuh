@@ -9,10 +9,11 @@
 //   Nobody finishes qkv where attention follows in the launch: an item's block waits for the tagged parts of K of its
 //   head's tiles (head_dim = TILE: a head of q, k or v is a tile), adds and scales them as tk_flat does, and has its rows in
 //   shared memory: one trip through L2 instead of three. What an item leaves is tagged, too, so that whoever sums a row
-//   (sequence, query head) waits for the numbers themselves; eight warps make its eight interleaved sums. Then everybody's
-//   loader of tokens waits for the count of blocks that are done, as behind a product.
+//   (sequence, query head) waits for the numbers themselves; eight warps make its eight interleaved sums. One or two rows' output
+//   is left with tags again, and the scalers put it into o's ring; of more, the loader of tokens waits for the count of
+//   blocks that are done, as behind a product.
 //   Who does what: layers_plan.h. All blocks must be able to run at once.
-// Bound by: device memory (weight bytes). Measured: not yet; predicted in NOTES.md.
+// Bound by: device memory (weight bytes). Measured: NOTES.md.
 #pragma once
 #include <string.h>
 
@@ -55,7 +56,7 @@ struct product {
 struct layers {
     product st[TK_STAGES - 1];
     attn_args at; // its pool: the first layer's
-    uint32_t n_stages, rows, ahead, most_in_flight, in_flight[TK_STAGES];
+    uint32_t n_stages, rows;
     bool tagged; // o's tokens come with tags
     size_t slice_bytes;
     uint32_t *work, *stuck;
@@ -69,7 +70,6 @@ static_assert(sizeof(layers) <= 32764, "parameters of a kernel");
 struct shared_area {
     float scale[64];
     uint64_t bars[2 * (W_STAGES + X_STAGES) + 2];
-    uint32_t ended, in_flight; // see rebalance
     float2 ml[WARPS * MAX_G];
     __nv_bfloat16 rows[(MAX_G + 2) * ROW]; // an item's q, k, v
     float o[WARPS * MAX_G * o_stride<D>()];
@@ -132,12 +132,6 @@ TK_DEV uint32_t tag_of(uint32_t base, uint32_t s)
 TK_DEV bool has_unit(const layers &c, uint32_t kind)
 {
     return tk_stage_first(kind, blockIdx.x, gridDim.x) < product_of(c, kind).units;
-}
-// As many as any block.
-TK_DEV bool has_most_units(const layers &c, uint32_t kind)
-{
-    const uint32_t units = product_of(c, kind).units, rounds = (units - 1) / gridDim.x;
-    return tk_stage_first(kind, blockIdx.x, gridDim.x) + rounds * gridDim.x < units;
 }
 TK_DEV bool has_item(const block &b)
 {
@@ -211,31 +205,6 @@ TK_DEV item item_at(const attn_args &a, uint32_t i)
     return t;
 }
 
-// Slowest SMs make everybody wait at a stage's end, and an SM's share of the bandwidth is what it has in flight. Where asked for,
-// a block that was among the last takes one load more, one that waited long one less. Loader of tokens, behind stage s - 1.
-constexpr uint32_t SHORT_WAIT = 2500,
-                   LONG_WAIT = 5000; // cycles from a block's own end to the last one's
-constexpr uint32_t LEAST_IN_FLIGHT = 3;
-TK_DEV void rebalance(const layers &c, const block &b, uint32_t s)
-{
-    const uint32_t before = tk_stage_kind(s - 1);
-    if (c.most_in_flight == 0 || before == TK_STAGE_ATTN || !has_most_units(c, before)) {
-        return;
-    }
-    volatile shared_area *area = b.area;
-    const uint32_t waited = clock_now() - area->ended, n = area->in_flight;
-    if (waited < SHORT_WAIT && n < c.most_in_flight) {
-        area->in_flight = n + 1;
-    } else if (waited > LONG_WAIT && n > LEAST_IN_FLIGHT) {
-        area->in_flight = n - 1;
-    }
-}
-TK_DEV uint32_t in_flight(const layers &c, const block &b, uint32_t kind)
-{
-    return c.most_in_flight == 0 ? c.in_flight[kind]
-                                 : static_cast<volatile shared_area *>(b.area)->in_flight;
-}
-
 // ---- loader of weights and KV: one thread ----
 struct feed {
     ring_pos<W_STAGES> p, landed;
@@ -244,10 +213,10 @@ struct feed {
 };
 
 // The next stage of the ring, when it is free and few enough loads fly.
-TK_DEV uint32_t feed_slot(feed &f, const rings &sm, uint32_t most)
+TK_DEV uint32_t feed_slot(feed &f, const rings &sm)
 {
     bar_wait(sm.w_empty + 8 * f.p.st, f.p.ph);
-    while (f.flying >= most) {
+    while (f.flying >= IN_FLIGHT) {
         bar_wait(sm.w_full + 8 * f.landed.st, f.landed.ph);
         f.landed.next();
         f.flying--;
@@ -277,8 +246,7 @@ TK_DEV void load_item(feed &f, const layers &c, const block &b, uint32_t layer, 
             const int next = p + PAGES_AT_ONCE + j;
             page[j] = next < t.pages ? __ldcg(table + next) : 0;
         }
-        const uint32_t st = feed_slot(f, b.sm, in_flight(c, b, TK_STAGE_ATTN)),
-                       bar = b.sm.w_full + 8 * st;
+        const uint32_t st = feed_slot(f, b.sm), bar = b.sm.w_full + 8 * st;
         bar_expect(bar, min(t.pages - p, PAGES_AT_ONCE) * PAGE);
 #pragma unroll
         for (int j = 0; j < PAGES_AT_ONCE; j++) {
@@ -290,35 +258,13 @@ TK_DEV void load_item(feed &f, const layers &c, const block &b, uint32_t layer, 
     }
 }
 
-// The ring is full while attention runs: what is left of o's unit and the first slices of gate and up go to L2.
-TK_DEV void load_ahead(const layers &c, uint32_t layer, const unit &n, uint32_t k, uint64_t pol)
-{
-    for (; k < n.k1; k++) {
-        tma_4d_prefetch(&c.map[layer][TK_STAGE_O], 0, 0, (int)k, (int)n.tile, pol);
-    }
-    const uint32_t u = tk_stage_first(TK_STAGE_GATE_UP, blockIdx.x, gridDim.x);
-    if (u < product_of(c, TK_STAGE_GATE_UP).units) {
-        const unit g = unit_of(product_of(c, TK_STAGE_GATE_UP).a, u);
-        for (uint32_t i = 0; i + 1 < c.ahead && g.k0 + i < g.k1; i++) {
-            tma_4d_prefetch(&c.map[layer][TK_STAGE_GATE_UP], 0, 0, (int)(g.k0 + i), (int)g.tile,
-                            pol);
-        }
-    }
-}
-
 TK_DEV void load_product(feed &f, const layers &c, const block &b, uint32_t layer, uint32_t kind)
 {
     const product &st = product_of(c, kind);
-    bool ahead = kind == TK_STAGE_O && c.ahead != 0;
     for (uint32_t u = tk_stage_first(kind, blockIdx.x, gridDim.x); u < st.units; u += gridDim.x) {
         const unit n = unit_of(st.a, u);
         for (uint32_t k = n.k0; k < n.k1; k++) {
-            if (ahead && !bar_test(b.sm.w_empty + 8 * f.p.st, f.p.ph)) {
-                load_ahead(c, layer, n, k, f.pol);
-                ahead = false;
-            }
-            const uint32_t at = feed_slot(f, b.sm, in_flight(c, b, kind)),
-                           bar = b.sm.w_full + 8 * at;
+            const uint32_t at = feed_slot(f, b.sm), bar = b.sm.w_full + 8 * at;
             bar_expect(bar, W_BYTES);
             tma_4d(b.sm.w + at * W_BYTES, &c.map[layer][kind], bar, 0, 0, (int)k, (int)n.tile,
                    f.pol);
@@ -380,7 +326,6 @@ TK_DEV void load_x(const layers &c, const block &b)
             continue;
         }
         wait_input(c, b, s);
-        rebalance(c, b, s);
         stamp(c, s, 0);
         if (scaled) {
             bar_arrive(b.ready);
@@ -400,7 +345,7 @@ TK_DEV void load_x(const layers &c, const block &b)
 }
 
 // ---- scalers: one thread per token ----
-// Where asked for, they bring o's tokens into the ring: each word of attention's output has a tag, so nobody counts the
+// Where there are few rows, they bring o's tokens into the ring: each word of attention's output has a tag, so nobody counts the
 // blocks that are done, and nothing goes through TMA. Two warps, every other slice each; what was read is then stored
 // slice by slice, since the last ones wait for the first ones' place. `drained`: a unit's heads may be there before this block
 // is through its own qkv, and a ring's phase two behind looks like the right one. A token without a sequence leaves its column as it is.
@@ -448,6 +393,9 @@ TK_DEV void bring_tokens(const layers &c, const block &b, ring_pos<X_STAGES> &p,
                     }
                 }
             } while (__any_sync(~0u, !complete));
+            if (t == 0) {
+                stamp(c, s, 0);
+            }
 #pragma unroll
             for (uint32_t i = 0; i < 2 * BATCH; i++) {
                 if (k0 + i >= n.k1) {
@@ -893,7 +841,6 @@ template <int G> TK_DEV void consume(const layers &c, const block &b, int tid)
             named_sync(2, CONSUMERS);
             if (tid == 0) {
                 tell_done(c, b, s, me.base);
-                static_cast<volatile shared_area *>(b.area)->ended = clock_now();
             }
         }
         if (tid == 0) {
@@ -930,8 +877,6 @@ template <int G> TK_DEV void run_block(const layers &c, unsigned char *raw)
         bar_init(b.ready, 1);
         bar_init(b.drained, 1);
         bar_init_fence();
-        b.area->ended = clock_now();
-        b.area->in_flight = IN_FLIGHT;
         for (uint32_t k = 0; k < TK_STAGES && k < c.n_stages; k++) {
             tma_prefetch_map(&c.map[0][k]);
         }
@@ -1033,14 +978,7 @@ inline td_err fill(layers &c, const struct tk_layers *l)
     c.work = static_cast<uint32_t *>(l->work);
     c.stuck = l->stuck;
     c.times = l->times;
-    c.ahead = l->ahead;
-    c.tagged = l->tagged && first->attention.n_seqs <= TK_LAYERS_TAGGED &&
-               first->attention.n_heads <= TK_LAYERS_HEADS;
-    c.most_in_flight = min(l->most_in_flight, (uint32_t)W_STAGES - 1);
-    for (uint32_t k = 0; k < TK_STAGES; k++) {
-        c.in_flight[k] =
-            l->in_flight[k] == 0 ? IN_FLIGHT : min(l->in_flight[k], (uint32_t)W_STAGES - 1);
-    }
+    c.tagged = tk_layers_are_tagged(first->attention.n_seqs, first->attention.n_heads);
     for (uint32_t p = 0; p < first->n_products; p++) {
         const struct tk_flat *f = &first->products[p];
         product &st = c.st[p];

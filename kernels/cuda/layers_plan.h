@@ -40,6 +40,12 @@ TK_HOST_DEVICE static inline bool tk_stage_is_summed(uint32_t kind, bool last)
     return kind != TK_STAGE_QKV || last;
 }
 
+/* Whether o's tokens, attention's output of so many sequences and query heads, come with a tag each. */
+TK_HOST_DEVICE static inline bool tk_layers_are_tagged(uint32_t seqs, uint32_t heads)
+{
+    return seqs <= TK_LAYERS_TAGGED && heads <= TK_LAYERS_HEADS;
+}
+
 /* Blocks that take part in a stage of so many units and, of attention, rows. */
 TK_HOST_DEVICE static inline uint32_t tk_stage_blocks(uint32_t units, uint32_t rows,
                                                       uint32_t blocks)

@@ -237,13 +237,6 @@ TK_DEV uint4 get_tagged2(const uint2 *p) // two neighbours, 16-byte aligned; eac
     return v;
 }
 
-TK_DEV uint32_t clock_now() // this SM's cycles
-{
-    uint32_t t;
-    asm volatile("mov.u32 %0, %%clock;" : "=r"(t));
-    return t;
-}
-
 // ---- named barriers ----
 TK_DEV void named_sync(int id, int n)
 {

@@ -311,12 +311,6 @@ inline void tma_4d(uint32_t dst, const CUtensorMap *m, uint32_t bar, int c0, int
 {
     emulate::take_off(dst, m, bar, c0, c1, c2, c3, 0);
 }
-inline void tma_4d_prefetch(const CUtensorMap *m, int, int, int c2, int c3, uint64_t)
-{
-    if (c2 < 0 || c3 < 0 || (uint32_t)c2 >= m->dim[2] || (uint32_t)c3 >= m->dim[3]) {
-        emulate::fail("a prefetch outside its matrix");
-    }
-}
 inline void tma_2d_keep(uint32_t dst, const CUtensorMap *m, uint32_t bar, int c0, int c1)
 {
     emulate::take_off(dst, m, bar, c0, c1, 0, 0, 0);
@@ -354,10 +348,6 @@ inline uint4 get_tagged2(const uint2 *p)
         emulate::fail("two tagged numbers that are not aligned");
     }
     return {p[0].x, p[0].y, p[1].x, p[1].y};
-}
-inline uint32_t clock_now()
-{
-    return emulate::draw() % 16384;
 }
 inline void named_arrive(int id, uint32_t n)
 {

@@ -73,10 +73,9 @@ static void compare(const struct gm *m, const struct left *s, const struct batch
 {
     char name[160];
     const size_t r = m->rows;
-    const int n = snprintf(name, sizeof name,
-                           "layers by %u%s %s: %u of %u, %d rows %d.. window %d: ", m->group,
-                           m->layers.tagged ? " tagged" : "", how, m->s.hid, m->s.ffn, (int)r,
-                           b->lens[0], (int)b->window);
+    const int n =
+        snprintf(name, sizeof name, "layers by %u %s: %u of %u, %d rows %d.. window %d: ", m->group,
+                 how, m->s.hid, m->s.ffn, (int)r, b->lens[0], (int)b->window);
     char *what = name + n;
     const size_t room = sizeof name - (size_t)n;
     CU(cudaDeviceSynchronize());
@@ -111,20 +110,14 @@ static void start(struct gm *m)
     CU(cudaDeviceSynchronize());
 }
 
-/* What moves no bit: layers of a launch (0: all), and the knobs. */
-static const struct way {
-    uint32_t group, ahead, most_in_flight;
-    bool tagged;
-} ways[] = {{0, 0, 0, false}, {1, 0, 0, false}, {2, 0, 0, false}, {0, 7, 8, true}, {1, 1, 0, true}};
+/* Layers of a launch (0: all) move no bit. */
+static const uint32_t groups[] = {0, 1, 2};
 
-static void check_ways(struct gm *m, const struct left *want, const struct batch *b)
+static void check_groups(struct gm *m, const struct left *want, const struct batch *b)
 {
-    for (size_t w = 0; w < sizeof ways / sizeof ways[0]; w++) {
-        const uint32_t all = m->s.layers, by = ways[w].group == 0 ? all : ways[w].group;
-        m->group = ways[w].group;
-        m->layers.ahead = ways[w].ahead;
-        m->layers.most_in_flight = ways[w].most_in_flight;
-        m->layers.tagged = ways[w].tagged;
+    for (size_t g = 0; g < sizeof groups / sizeof groups[0]; g++) {
+        const uint32_t all = m->s.layers, by = groups[g] == 0 ? all : groups[g];
+        m->group = groups[g];
         start(m);
         m->layer_runs = 0;
         step(m, GM_LAYERS);
@@ -157,7 +150,7 @@ static void check_batch(struct gm *m, const struct batch *b)
     start(m);
     step(m, GM_LAUNCHES);
     copy_left(m, &want);
-    check_ways(m, &want, b);
+    check_groups(m, &want, b);
     gpu_free(want.h), gpu_free(want.att), gpu_free(want.pool), gpu_free(want.logits);
     gpu_free(m->logits);
     m->logits = NULL;
