@@ -440,6 +440,53 @@ td_err tk_chain(tk_stream s, const struct tk_chain *c)
     return TD_OK;
 }
 
+size_t tk_layers_work_bytes(void)
+{
+    return sizeof(uint32_t);
+}
+
+static bool layer_fits(const struct tk_layer *l, const struct tk_attn_decode *first, uint32_t i,
+                       bool last)
+{
+    static const enum tk_flat_mode modes[TK_CHAIN_MAX] = {TK_FLAT_RESIDUAL, TK_FLAT_SWIGLU,
+                                                          TK_FLAT_RESIDUAL, TK_FLAT_STORE};
+    const struct tk_attn_decode *a = &l->attention;
+    bool fits = a->cos_sin != NULL && a->head_dim == 128 && !a->one_table &&
+                a->n_seqs <= TK_LAYERS_ROWS && a->n_seqs == first->n_seqs &&
+                (uint64_t)a->max_entries * a->n_kv_heads <= TK_LAYERS_ITEMS &&
+                a->layer == first->layer + i && a->q == first->q && a->out == first->out &&
+                l->n_products <= TK_CHAIN_MAX && l->n_products + (last ? 1 : 0) >= TK_CHAIN_MAX &&
+                tk_chain_fits(l->products, l->n_products);
+    for (uint32_t p = 0; fits && p < l->n_products; p++) {
+        fits = l->products[p].mode == modes[p] && l->products[p].rows == a->n_seqs;
+    }
+    return fits && (l->n_products < TK_CHAIN_MAX || l->products[TK_CHAIN_MAX - 1].out == a->q);
+}
+
+bool tk_layers_fits(const struct tk_layer *layers, uint32_t n)
+{
+    bool fits = n >= 1 && n <= TK_LAYERS_MAX;
+    for (uint32_t i = 0; fits && i < n; i++) {
+        fits = layer_fits(&layers[i], &layers[0].attention, i, i + 1 == n);
+    }
+    return fits;
+}
+
+td_err tk_layers_run(tk_stream s, const struct tk_layers *l)
+{
+    if (!tk_layers_fits(l->layers, l->n)) {
+        return TD_ERR_UNSUPPORTED;
+    }
+    for (uint32_t i = 0; i < l->n; i++) {
+        const struct tk_layer *y = &l->layers[i];
+        TD_TRY(tk_attn_decode(s, &y->attention));
+        for (uint32_t p = 0; p < y->n_products; p++) {
+            TD_TRY(tk_flat(s, &y->products[p]));
+        }
+    }
+    return TD_OK;
+}
+
 /* ---- pointwise ---- */
 
 struct embed_args {
