@@ -367,6 +367,12 @@ static td_err make_flat_work(struct td__cu *e)
     TD_TRY(ALLOC(e, e->w_last_n, rows * e->embd));
     TD_TRY(td__cu_alloc(e, tk_chain_work_bytes(), 1, &e->chain_work));
     TD_TRY(tk_fill(e->stream, e->chain_work, 0, tk_chain_work_bytes()));
+    TD_TRY(td__cu_alloc(e, tk_layers_work_bytes(), 1, &e->layers_work));
+    TD_TRY(tk_fill(e->stream, e->layers_work, 0, tk_layers_work_bytes()));
+    e->flat_layers = td_zalloc(TK_LAYERS_MAX, sizeof *e->flat_layers);
+    if (e->flat_layers == NULL) {
+        return TD_ERR_NO_MEMORY;
+    }
     /* empty rows of a batch are computed too, from what lies there: numbers, please */
     return tk_fill(e->stream, e->f_att, 0, rows * e->q_width * sizeof *e->f_att);
 }
@@ -634,6 +640,7 @@ static void cu_destroy(struct td_engine *base)
     free(e->pinned);
     free(e->slot_version);
     free(e->layers);
+    free(e->flat_layers);
     td_steps_fini(&e->q);
     free(e);
 }

@@ -25,7 +25,7 @@ struct td_model;
 
 /* Which kernels: those with Hopper's own instructions (sm_90a) or those for every device from compute capability 8.0 on
  * (sm_80). AUTO: the device decides. A process has one choice: its engines must agree, and
- * on one device one of them may run at a time (tk_chain: its blocks wait for each other). */
+ * on one device one of them may run at a time (tk_chain, tk_layers_run: their blocks wait for each other). */
 enum td_cuda_kernels { TD_CUDA_KERNELS_AUTO, TD_CUDA_KERNELS_SM80, TD_CUDA_KERNELS_SM90A };
 
 struct td_cuda_engine_params {

@@ -134,6 +134,7 @@ struct td__cu {
     float scale;
 
     struct td__cu_layer *layers;
+    struct tk_layer *flat_layers; /* [TK_LAYERS_MAX] host: a launch being told of its layers */
     tk_bf16 *embedding, *output, *output_norm;
     struct tk_map m_output;
     float *cos_sin; /* device [max_model_len][dim] */
@@ -160,7 +161,7 @@ struct td__cu {
     tk_bf16 *f_h, *f_hg, *f_q, *f_att, *f_act; /* flat: [TK_MAX_ROWS] */
     float *ss1, *ss2, *best_val, *logits, *adjusted;
     int32_t *best_idx;
-    void *chain_work;                                /* flat */
+    void *chain_work, *layers_work;                  /* flat */
     tk_bf16 *w_h, *w_n, *w_q, *w_att, *w_gu, *w_act; /* wide: [max_tokens] */
     tk_bf16 *w_last, *w_last_n;                      /* [TK_MAX_ROWS] rows that are sampled */
     struct tk_map m_wq;

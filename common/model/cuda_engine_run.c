@@ -54,18 +54,18 @@ static td_err rope_rows(const struct flat *f, const struct td__cu_layer *l, uint
     return tk_rope_kv(f->s, &r);
 }
 
-static td_err flat_attention(const struct flat *f, const struct td__cu_layer *l, uint32_t layer)
+static struct tk_attn_decode flat_attention(const struct flat *f, const struct td__cu_layer *l,
+                                            uint32_t layer)
 {
     struct td__cu *e = f->e;
-    bool fused = e->fused && !f->ordered;
-    const struct tk_attn_decode a = {
+    return (struct tk_attn_decode){
         .kv = &l->m_kv,
         .q = e->f_q,
         .out = e->f_att,
         .lens = e->d_flat->lens,
         .tables = e->d_flat_tables,
         .plan = e->plan,
-        .cos_sin = fused ? e->cos_sin : NULL,
+        .cos_sin = e->fused && !f->ordered ? e->cos_sin : NULL, /* else rope_rows comes before it */
         .pool = &e->pool,
         .layer = layer,
         .scratch = e->attn_scratch,
@@ -82,10 +82,6 @@ static td_err flat_attention(const struct flat *f, const struct td__cu_layer *l,
         /* several newest tokens of one sequence: reading early is not safe */
         .pdl = !f->ordered,
         .window = e->model->hp.window};
-    if (!fused) {
-        TD_TRY(rope_rows(f, l, layer));
-    }
-    return tk_attn_decode(f->s, &a);
 }
 
 struct flat_maps {
@@ -125,44 +121,69 @@ static struct tk_flat flat_residual(const struct flat *f, const struct tk_map *w
                             .pdl = true};
 }
 
-/* The products between a layer's attention and the next layer's, or the head. */
-static uint32_t flat_products(const struct flat *f, const struct flat_maps *m, uint32_t i,
-                              struct tk_flat p[TK_CHAIN_MAX])
+/* A layer's attention and the products behind it, the next layer's qkv included where there is one. */
+static struct tk_layer whole_layer(const struct flat *f, const struct flat_maps *m, uint32_t i)
 {
     struct td__cu *e = f->e;
     const struct td__cu_layer *l = &e->layers[i];
     const bool last = i + 1 == e->info.n_layers;
-    p[0] = flat_residual(f, &l->m_o, &m->att, e->q_width, l->ffn_norm, e->ss2);
-    p[1] = (struct tk_flat){.w = &l->m_gu,
-                            .x = &m->hg,
-                            .rows = f->rows,
-                            .n = 2 * e->ffn,
-                            .k = e->embd,
-                            .mode = TK_FLAT_SWIGLU,
-                            .norm = norm_of(e, e->ss2, tk_flat_norm_parts(e->embd)),
-                            .out = e->f_act,
-                            .out_stride = e->ffn,
-                            .pdl = true};
-    p[2] = flat_residual(f, &l->m_down, &m->act, e->ffn,
-                         last ? e->output_norm : e->layers[i + 1].attn_norm, e->ss1);
-    if (last) {
-        return 3;
+    struct tk_layer w = {.attention = flat_attention(f, l, i), .n_products = last ? 3 : 4};
+    w.products[0] = flat_residual(f, &l->m_o, &m->att, e->q_width, l->ffn_norm, e->ss2);
+    w.products[1] = (struct tk_flat){.w = &l->m_gu,
+                                     .x = &m->hg,
+                                     .rows = f->rows,
+                                     .n = 2 * e->ffn,
+                                     .k = e->embd,
+                                     .mode = TK_FLAT_SWIGLU,
+                                     .norm = norm_of(e, e->ss2, tk_flat_norm_parts(e->embd)),
+                                     .out = e->f_act,
+                                     .out_stride = e->ffn,
+                                     .pdl = true};
+    w.products[2] = flat_residual(f, &l->m_down, &m->act, e->ffn,
+                                  last ? e->output_norm : e->layers[i + 1].attn_norm, e->ss1);
+    if (!last) {
+        w.products[3] = flat_qkv(f, m, i + 1);
     }
-    p[3] = flat_qkv(f, m, i + 1);
-    return 4;
+    return w;
 }
 
-static td_err flat_layer(const struct flat *f, const struct flat_maps *m, uint32_t i)
+/* A launch for attention, two where it does not rotate, and one for all products or for each. */
+static td_err run_layer(const struct flat *f, uint32_t i, const struct tk_layer *l)
 {
     struct td__cu *e = f->e;
-    struct tk_chain c = {.work = e->chain_work, .late = f->entries * e->n_kv, .pdl = true};
-    TD_TRY(flat_attention(f, &e->layers[i], i));
-    c.n = flat_products(f, m, i, c.products);
+    struct tk_chain c = {
+        .n = l->n_products, .work = e->chain_work, .late = f->entries * e->n_kv, .pdl = true};
+    memcpy(c.products, l->products, sizeof c.products);
+    if (l->attention.cos_sin == NULL) {
+        TD_TRY(rope_rows(f, &e->layers[i], i));
+    }
+    TD_TRY(tk_attn_decode(f->s, &l->attention));
     if (tk_chain_fits(c.products, c.n)) {
         return tk_chain(f->s, &c);
     }
     for (uint32_t p = 0; p < c.n; p++) {
         TD_TRY(tk_flat(f->s, &c.products[p]));
+    }
+    return TD_OK;
+}
+
+/* As many layers a launch as it takes, where it computes them: its last product is the first qkv of the next launch. */
+static td_err run_layers(const struct flat *f, const struct flat_maps *m)
+{
+    struct td__cu *e = f->e;
+    for (uint32_t first = 0, n = 0; first < e->info.n_layers; first += n) {
+        for (n = 0; n < TK_LAYERS_MAX && first + n < e->info.n_layers; n++) {
+            e->flat_layers[n] = whole_layer(f, m, first + n);
+        }
+        const struct tk_layers run = {
+            .layers = e->flat_layers, .n = n, .work = e->layers_work, .pdl = true};
+        if (tk_layers_fits(run.layers, n)) {
+            TD_TRY(tk_layers_run(f->s, &run));
+            continue;
+        }
+        for (uint32_t i = 0; i < n; i++) {
+            TD_TRY(run_layer(f, first + i, &e->flat_layers[i]));
+        }
     }
     return TD_OK;
 }
@@ -231,9 +252,7 @@ static td_err flat_body(const struct flat *f)
                     e->f_h, e->f_hg, e->ss1, true));
     const struct tk_flat qkv = flat_qkv(f, &m, 0);
     TD_TRY(tk_flat(f->s, &qkv));
-    for (uint32_t i = 0; i < e->info.n_layers; i++) {
-        TD_TRY(flat_layer(f, &m, i));
-    }
+    TD_TRY(run_layers(f, &m));
     const struct head h = {.s = f->s,
                            .x = &m.hg,
                            .norm = norm_of(e, e->ss1, tk_flat_norm_parts(e->embd)),

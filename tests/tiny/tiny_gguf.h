@@ -14,7 +14,7 @@
 #include "common/base/err.h"
 #include "common/model/gguf.h"
 
-#define TD_TINY_MAX_LAYERS 8
+#define TD_TINY_MAX_LAYERS 48
 #define TD_TINY_MAX_EMBD   2048
 #define TD_TINY_MAX_FFN    8192
 #define TD_TINY_MAX_BYTES  (512u * 1024 * 1024)
