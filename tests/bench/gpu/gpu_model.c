@@ -288,11 +288,10 @@ static bool step_layers(struct gm *m, tk_stream s, uint32_t first, uint32_t n)
 static void step_all_layers(struct gm *m, tk_stream s)
 {
     const uint32_t all = m->s.layers, most = m->group == 0 ? all : m->group;
-    for (uint32_t i = 0; i < all; i++) {
-        const uint32_t n = all - i < most ? all - i : most;
-        if (m->products == GM_LAYERS && step_layers(m, s, i, n)) {
-            i += n - 1;
-        } else {
+    for (uint32_t first = 0, n = 0; first < all; first += n) {
+        n = all - first < most ? all - first : most;
+        const bool whole = m->products == GM_LAYERS && step_layers(m, s, first, n);
+        for (uint32_t i = first; !whole && i < first + n; i++) {
             step_layer(m, s, i);
         }
     }

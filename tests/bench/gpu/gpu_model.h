@@ -22,9 +22,9 @@ struct gm_layer {
     struct tk_map m_qkv, m_o, m_gu, m_dn, m_kv; /* m_kv: of decode */
 };
 
-/* How a decode step's layers run, where that computes them: a chain behind each attention, a launch for each product, whole
- * layers in one launch. */
-enum gm_products { GM_CHAIN, GM_LAUNCHES, GM_LAYERS };
+/* How a decode step's layers run, where that computes them, else as the next one says: whole layers in one launch (what the
+ * product's engine does), a chain behind each attention, a launch for each product. */
+enum gm_products { GM_LAYERS, GM_CHAIN, GM_LAUNCHES };
 
 struct gm {
     struct gm_shape s;
@@ -32,7 +32,7 @@ struct gm {
     uint32_t chains, layer_runs; /* launched so far */
     void *chain_work, *layers_work;
     uint32_t group;          /* layers of a launch, GM_LAYERS; 0: all */
-    struct tk_layers layers; /* GM_LAYERS: what moves no bit, and the debugging builds' buffers */
+    struct tk_layers layers; /* GM_LAYERS: the debugging builds' buffers */
     uint32_t window;
     uint32_t qkv_w;
     struct gm_layer l[GM_MAX_LAYERS];

@@ -1,5 +1,5 @@
-/* A whole decode step's products between two attentions as one launch and as a launch each, timed in turn, so that one look at
- * a device decides which rows get which. None moves a bit of any result. */
+/* A whole decode step's layers as one launch, its products between two attentions as one launch and as a launch each, timed in
+ * turn, so that one look at a device decides which rows get which. None moves a bit of any result. */
 #include <stdio.h>
 
 #include "tests/bench/gpu/gpu_cases.h"
@@ -16,15 +16,16 @@ static void do_step(void *ctx, tk_stream s, int i)
 
 static void step_case(struct gm *m, uint32_t rows, uint32_t ctx)
 {
-    static const char *const names[] = {"step.chain", "step.launches"};
+    static const char *const names[] = {"step.layers", "step.chain", "step.launches"};
+    const int first = rows <= TK_LAYERS_ROWS ? GM_LAYERS : GM_CHAIN, ways = GM_LAUNCHES + 1 - first;
     gm_kv(m, rows, ctx);
     gm_decode_prepare(m, rows, ctx);
-    for (int i = 0; i < 2 * ROUNDS; i++) { /* turn by turn: the card warms up for both */
-        m->products = (enum gm_products)(i % 2);
-        gpu_say(names[i % 2], gpu_time_graph(do_step, m, 1, SAMPLES), 0, 0,
+    for (int i = 0; i < ways * ROUNDS; i++) { /* turn by turn: the card warms up for all */
+        m->products = (enum gm_products)(first + i % ways);
+        gpu_say(names[m->products], gpu_time_graph(do_step, m, 1, SAMPLES), 0, 0,
                 ", \"B\": %u, \"ctx\": %u", rows, ctx);
     }
-    m->products = GM_CHAIN;
+    m->products = GM_LAYERS;
     gm_decode_drop(m);
     gm_kv_drop(m);
 }

@@ -85,7 +85,9 @@ checks() { # PART [--sm_80]
     for c in check-pointwise check-flat check-decode check-prefill check-product check-sample check-model; do
         run "$part" 90 check.log "$bin/gpu-bench" "$@" $c
     done
-    [ $# -gt 0 ] || run "$part" 90 check.log "$bin/gpu-bench" check-chain # Hopper's alone
+    for c in check-chain check-layers; do
+        [ $# -gt 0 ] || run "$part" 90 check.log "$bin/gpu-bench" $c # Hopper's alone
+    done
     run "$part" 180 check.log "$bin/engine-check" "$@" check
 }
 sanitize() {

@@ -13,7 +13,7 @@ import sys
 PEERS = {"attn": "attn.flashinfer_fa3", "decode": "decode.flashinfer_tc", "decode.rotated": None,
          "step": "step.cublas_flashinfer", "prefill": "prefill.cublas_flashinfer", "flat": None,
          "engine_step": "step.cublas_flashinfer", "engine_prefill": "prefill.cublas_flashinfer"}
-CANDIDATES = ("step.chain", "step.launches")
+CANDIDATES = ("step.layers", "step.chain", "step.launches")
 KEYS = ("op", "rows", "n", "k", "tiled", "B", "ctx", "S")
 OURS = ("sampling", "in_flight", "chunk", "decode_rows", "head", "deterministic")  # that no peer has
 
