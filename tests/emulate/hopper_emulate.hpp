@@ -172,7 +172,7 @@ inline void poll()
     if (draw() % 8 == 0) {
         (void)land_any();
     }
-    yield();
+    look_later();
 }
 
 inline float matrix_at(uint64_t desc, uint32_t row, uint32_t k)

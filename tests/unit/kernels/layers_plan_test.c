@@ -59,8 +59,9 @@ static uint32_t at_block(const struct walk *w, uint32_t block, uint32_t what)
 }
 
 /* ---- lists ---- */
+enum op_kind { WAIT, ADD, UNIT, ALL_ENDED, HAS };
 struct op {
-    enum { WAIT, ADD, UNIT, ALL_ENDED, HAS } what;
+    enum op_kind what;
     uint32_t at, value;
 };
 struct list {
@@ -68,7 +69,7 @@ struct list {
     uint32_t n, room, next;
 };
 
-static void put(struct list *l, int what, uint32_t at, uint32_t value)
+static void put(struct list *l, enum op_kind what, uint32_t at, uint32_t value)
 {
     if (l->n == l->room) {
         l->room = l->room == 0 ? 256 : 2 * l->room;
