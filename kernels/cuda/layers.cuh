@@ -727,7 +727,7 @@ TK_DEV void finish_row(const layers &c, float *sums, const consumer &me, uint32_
     }
 }
 
-// This block's items and rows. False: it has none.
+// This block's items and rows. False: it has none, or nobody waits for its end.
 template <int G> TK_DEV bool attend(const layers &c, const block &b, consumer &me, uint32_t s)
 {
     const uint32_t tag = tag_of(me.base, s);
@@ -768,7 +768,11 @@ template <int G> TK_DEV bool attend(const layers &c, const block &b, consumer &m
             finish_row(c, ma.o, me, u, tag);
         }
     }
-    return has_item(b) || row0 < c.rows;
+    const bool has_row = row0 < c.rows;
+    if (tk_stage_keeps_step(has_item(b), has_row, s) && me.tid == 0) {
+        wait_input(c, b, s - 1);
+    }
+    return !b.tagged && (has_item(b) || has_row);
 }
 
 // This block's units of a product. False: it has none, or nobody waits for its end.

@@ -54,6 +54,13 @@ TK_HOST_DEVICE static inline uint32_t tk_stage_blocks(uint32_t units, uint32_t r
     return a + b < blocks ? a + b : blocks;
 }
 
+/* Whether a block, before it tells that it is done with attention, waits for the input of the qkv before it: one that has rows
+ * alone waits for nobody where they have one chunk each, and would be counted in a layer that others have not begun. */
+TK_HOST_DEVICE static inline bool tk_stage_keeps_step(bool has_item, bool has_row, uint32_t s)
+{
+    return s > 0 && !has_item && has_row;
+}
+
 /* Whether a block needs the norm's scale of the input of a stage: for the stage, or for the attention behind it. */
 TK_HOST_DEVICE static inline bool tk_stage_is_scaled(uint32_t kind, bool last, bool has_unit,
                                                      bool has_item)

@@ -55,12 +55,13 @@ static void step(struct gm *m, const int32_t *tokens, enum gm_products how)
 
 static void check_rows(struct gm *m, uint32_t rows)
 {
-    int32_t tokens[TK_MAX_ROWS];
+    int32_t tokens[TK_MAX_ROWS], others[TK_MAX_ROWS];
     const struct state s = {gpu_alloc((size_t)rows * m->s.hid * 2),
                             gpu_alloc((size_t)rows * m->qkv_w * 2),
                             gpu_alloc((size_t)rows * m->s.vocab * 4)};
     for (uint32_t i = 0; i < rows; i++) {
         tokens[i] = (int32_t)((i * 37 + 5) % m->s.vocab);
+        others[i] = (int32_t)((i * 53 + 7) % m->s.vocab);
     }
     gm_kv(m, rows, CONTEXT);
     gm_decode_prepare(m, rows, CONTEXT);
@@ -73,10 +74,12 @@ static void check_rows(struct gm *m, uint32_t rows)
     step(m, tokens, GM_CHAIN);
     compare(m, &s, "once");
     for (int i = 0; i < AGAIN; i++) {
+        step(m, others, GM_CHAIN); /* where too early a read looks lie others' numbers */
         step(m, tokens, GM_CHAIN);
     }
     compare(m, &s, "again");
-    gpu_expect("chain: a layer's products were one launch", m->chains == (1 + AGAIN) * m->s.layers);
+    gpu_expect("chain: a layer's products were one launch",
+               m->chains == (1 + 2 * AGAIN) * m->s.layers);
     gpu_free(m->logits);
     m->logits = NULL;
     gm_decode_drop(m);

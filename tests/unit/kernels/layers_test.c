@@ -350,6 +350,10 @@ static void rows_of_any_length_share_a_launch(void **state)
 {
     static const struct how hows[] = {{9, 2, 9}};
     (void)state;
+    static const struct how many[] = {{14, 3, 9}};
+    check_shape((struct shape){3, 256, 2, 1, 192, 0, 3, {17, 33, 40}},
+                many, /* blocks with rows alone */
+                sizeof many / sizeof many[0]);
     check_shape((struct shape){2, 256, 2, 1, 192, 0, 3, {17, 530, 300}}, hows,
                 sizeof hows / sizeof hows[0]);
     check_shape((struct shape){2, 256, 4, 2, 192, 0, 3, {300, 0, 16}}, hows,
