@@ -826,7 +826,8 @@ static void a_rank_that_dies_once_all_are_there_ends_the_joining(void **state)
         end(i);
     }
     assert_int_equal(w->found[0].join, TD_ERR_PEER_LOST);
-    assert_int_equal(w->found[1].join, TD_ERR_PEER_LOST);
+    /* or UCX said so first: the memory through which it would reach the other is gone */
+    assert_true(w->found[1].join == TD_ERR_PEER_LOST || w->found[1].join == TD_ERR_TRANSPORT);
     world_down();
 }
 

@@ -320,6 +320,7 @@ static void a_router_can_drain_the_node_and_take_it_back(void **state)
     int64_t before = td_now_us();
     shell_send(x, &m);
     shell_until(r, is_draining, other, "the other router to hear of it");
+    shell_until(r, is_draining, x, "the router that asked to hear of it");
     assert_int_equal(fake_role.events[ND_EV_DRAIN], 1);
     assert_true(fake_role.drain_deadline_us >= before + 5000000);
     assert_int_equal(shell_get(r, "GET", "/readyz", out, sizeof out), 503);
