@@ -12,6 +12,7 @@ void gpu_check_chain(void);
 void gpu_check_chain_small(void);
 void gpu_check_layers(void);
 void gpu_check_layers_small(void);
+void gpu_check_layers_race(void);
 void gpu_check_prefill(void);
 void gpu_check_pointwise(void);
 void gpu_check_product(void);

@@ -519,5 +519,6 @@ void gpu_check_race(void)
     check_prefill_batch(2, 1, 64, chunks, 2, 0);
     if (gpu_path == TK_PATH_SM90A) {
         gpu_check_chain_small();
+        gpu_check_layers_race();
     }
 }

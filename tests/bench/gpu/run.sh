@@ -100,10 +100,8 @@ sanitize() {
     for path in "" --sm_80; do
         run sanitize 60 check.log "$tool" --tool memcheck --error-exitcode 1 "$bin/gpu-bench" $path check-race
         run sanitize 60 check.log "$tool" --tool racecheck --error-exitcode 1 "$bin/gpu-bench" $path check-race
+        # racecheck of the engine: see kernels/cuda/NOTES.md
         run sanitize 60 check.log "$tool" --tool memcheck --error-exitcode 1 "$bin/engine-check" $path small
-        # not cuBLASLt's kernels: their shared memory is the library's own, and following them takes minutes
-        run sanitize 90 check.log "$tool" --tool racecheck --kernel-name-exclude kns=nvjet,kns=gemm,kns=cutlass,kns=cublas \
-            --error-exitcode 1 "$bin/engine-check" $path small
     done
 }
 transformers() { # PART LIMIT SHAPE ...
