@@ -262,13 +262,15 @@ bool tk_chain_fits(const struct tk_flat *products, uint32_t n);
 td_err tk_chain(tk_stream s, const struct tk_chain *c);
 
 /* ---- whole layers, attention included ---- */
-/* Decode attention and the chain behind it, layer after layer, in one launch: the bits of a tk_attn_decode and a tk_flat each.
+/* Decode attention and the chain behind it, layer after layer, in one launch: for rows that are a sequence the bits of a
+ * tk_attn_decode and a tk_flat each; what others leave in h is numbers of no meaning, if `out` holds numbers.
  * The first layer's q | k | v is there; every layer's products are o, gate and up, down and the next layer's qkv, which the
  * last may lack. The qkv between two layers of a launch is left nowhere: attention.q is written by the last product of the
  * last layer alone. What differs from layer to layer: maps of weights and KV, gains; the layers of the pool follow
  * each other. Attention is fused (cos_sin), head_dim 128, a table for each sequence; its q is what STORE leaves
- * and its out what the first product reads; the plan is not the launch's before. As for a chain: at most one at a time on a
- * device. Bounds: TK_LAYERS_MAX layers, TK_LAYERS_ROWS rows, TK_LAYERS_ITEMS entries x KV heads. Hopper's alone. */
+ * and its out what the first product reads. Read early, so not to be written by the launch before: lengths, tables, the plan
+ * and the pages of KV, the newest token's too. As for a chain: at most one at a time on a device. Bounds: TK_LAYERS_MAX
+ * layers, TK_LAYERS_ROWS rows, TK_LAYERS_ITEMS entries x KV heads. Hopper's alone. */
 #define TK_LAYERS_MAX   40
 #define TK_LAYERS_ROWS  8
 #define TK_LAYERS_ITEMS 264
@@ -294,6 +296,8 @@ struct tk_layers {
     uint64_t *times;
 };
 size_t tk_layers_work_bytes(void);
+/* Whether this device computes these layers so (weights' maps and what buffers hold are not looked at): all that is said above,
+ * and every layer as the first but for what may differ. */
 bool tk_layers_fits(const struct tk_layer *layers, uint32_t n);
 /* TD_ERR_UNSUPPORTED: tk_layers_fits says no. */
 td_err tk_layers_run(tk_stream s, const struct tk_layers *l);

@@ -9,7 +9,7 @@
 //   Nobody finishes qkv where attention follows in the launch: an item's block waits for the tagged parts of K of its
 //   head's tiles (head_dim = TILE: a head of q, k or v is a tile), adds and scales them as tk_flat does, and has its rows in
 //   shared memory: one trip through L2 instead of three. What an item leaves is tagged, too, so that whoever sums a row
-//   (sequence, query head) waits for the numbers themselves; eight warps make its eight interleaved sums. One or two rows' output
+//   (sequence, query head) waits for the numbers themselves; eight warps make its eight interleaved sums. One or two rows' output, of up to 64 heads,
 //   is left with tags again, and the scalers put it into o's ring; of more, the loader of tokens waits for the count of
 //   blocks that are done, as behind a product.
 //   Who does what: layers_plan.h. All blocks must be able to run at once.
@@ -155,7 +155,7 @@ TK_DEV uint32_t all_done(const layers &c, const block &b, uint32_t s)
                                   : tk_stage_blocks(product_of(c, kind).units, 0, gridDim.x));
 }
 
-// One thread: what stage s > 0 reads is written by everybody. Not for attention, which waits for tags.
+// One thread: what stage s > 0 reads is written by everybody. Attention's items wait for tags instead.
 TK_DEV void wait_input(const layers &c, const block &b, uint32_t s)
 {
     const uint32_t all = all_done(c, b, s - 1), *done = done_at(c, tk_stage_kind(s - 1));
@@ -348,11 +348,13 @@ TK_DEV void load_x(const layers &c, const block &b)
 // Where there are few rows, they bring o's tokens into the ring: each word of attention's output has a tag, so nobody counts the
 // blocks that are done, and nothing goes through TMA. Two warps, every other slice each; what was read is then stored
 // slice by slice, since the last ones wait for the first ones' place. `drained`: a unit's heads may be there before this block
-// is through its own qkv, and a ring's phase two behind looks like the right one. A token without a sequence leaves its column as it is.
+// is through its own qkv, and a ring's phase two behind looks like the right one. A token without a sequence is zeros.
 TK_DEV void bring_tokens(const layers &c, const block &b, ring_pos<X_STAGES> &p, uint32_t s,
                          uint32_t tag, int t)
 {
     constexpr int BATCH = 8; // slices of a warp that are on their way at once
+    static_assert(X_STAGES % 2 == 0,
+                  "a slice and the one that takes its place are the same warp's");
     const product &st = product_of(c, TK_STAGE_O);
     const uint32_t warp = t / 32, lane = t % 32;
     if (has_unit(c, TK_STAGE_O)) {
@@ -768,11 +770,11 @@ template <int G> TK_DEV bool attend(const layers &c, const block &b, consumer &m
             finish_row(c, ma.o, me, u, tag);
         }
     }
-    const bool has_row = row0 < c.rows;
-    if (tk_stage_keeps_step(has_item(b), has_row, s) && me.tid == 0) {
+    const bool tells = tk_stage_tells(b.tagged, has_item(b), row0 < c.rows);
+    if (tk_stage_keeps_step(tells, has_item(b), s) && me.tid == 0) {
         wait_input(c, b, s - 1);
     }
-    return !b.tagged && (has_item(b) || has_row);
+    return tells;
 }
 
 // This block's units of a product. False: it has none, or nobody waits for its end.
@@ -924,18 +926,22 @@ inline bool attention_fits(const struct tk_attn_decode *a, const struct tk_attn_
     return attn_args_of(a, unused) == TD_OK && a->head_dim == D && a->cos_sin != nullptr &&
            !a->one_table && a->out_stride % 2 == 0 && a->n_seqs <= TK_LAYERS_ROWS &&
            (uint64_t)a->max_entries * a->n_kv_heads <= TK_LAYERS_ITEMS &&
-           a->layer == first->layer + i && a->q == first->q && a->out == first->out &&
-           a->plan == first->plan && a->lens == first->lens && a->tables == first->tables &&
-           a->n_seqs == first->n_seqs && a->n_heads == first->n_heads &&
-           a->n_kv_heads == first->n_kv_heads && a->window == first->window &&
-           a->table_stride == first->table_stride;
+           a->max_entries == first->max_entries && a->pool == first->pool &&
+           a->layer == first->layer + i && a->layer < a->pool->n_layers &&
+           a->cos_sin == first->cos_sin && a->scale == first->scale &&
+           a->q_stride == first->q_stride && a->out_stride == first->out_stride &&
+           a->q == first->q && a->out == first->out && a->plan == first->plan &&
+           a->lens == first->lens && a->tables == first->tables && a->n_seqs == first->n_seqs &&
+           a->n_heads == first->n_heads && a->n_kv_heads == first->n_kv_heads &&
+           a->window == first->window && a->table_stride == first->table_stride;
 }
 
 inline bool same_product(const struct tk_flat *p, const struct tk_flat *q)
 {
     return p->n == q->n && p->k == q->k && p->out == q->out && p->h == q->h && p->hg == q->hg &&
            p->sumsq == q->sumsq && p->norm.sumsq == q->norm.sumsq &&
-           p->norm.parts == q->norm.parts && p->out_stride == q->out_stride &&
+           p->norm.parts == q->norm.parts && p->norm.dim == q->norm.dim &&
+           p->norm.eps == q->norm.eps && p->out_stride == q->out_stride &&
            memcmp(p->x->bytes, q->x->bytes, sizeof p->x->bytes) == 0;
 }
 
@@ -944,7 +950,8 @@ inline bool layer_fits(const struct tk_layer *l, const struct tk_layer *first, u
 {
     const struct tk_attn_decode *a = &l->attention;
     bool fits = attention_fits(a, &first->attention, i) && l->n_products <= TK_CHAIN_MAX &&
-                l->n_products + (last ? 1 : 0) >= TK_CHAIN_MAX;
+                l->n_products + (last ? 1 : 0) >= TK_CHAIN_MAX &&
+                l->products[0].k == a->n_heads * D;
     for (uint32_t p = 0; fits && p < l->n_products; p++) {
         const struct tk_flat *f = &l->products[p];
         fits = f->mode == modes[p] && f->rows == a->n_seqs && product_fits(f, blocks) &&

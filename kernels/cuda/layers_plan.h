@@ -54,11 +54,18 @@ TK_HOST_DEVICE static inline uint32_t tk_stage_blocks(uint32_t units, uint32_t r
     return a + b < blocks ? a + b : blocks;
 }
 
-/* Whether a block, before it tells that it is done with attention, waits for the input of the qkv before it: one that has rows
- * alone waits for nobody where they have one chunk each, and would be counted in a layer that others have not begun. */
-TK_HOST_DEVICE static inline bool tk_stage_keeps_step(bool has_item, bool has_row, uint32_t s)
+/* Whether a block tells that it is done with attention: where o's tokens come with tags nobody waits for it. */
+TK_HOST_DEVICE static inline bool tk_stage_tells(bool tagged, bool has_item, bool has_row)
 {
-    return s > 0 && !has_item && has_row;
+    return !tagged && (has_item || has_row);
+}
+
+/* Whether it waits for the input of the qkv before, before it tells: one that has rows alone waits for nobody where they have one
+ * chunk each, and would be counted in a layer that others have not begun (layers_plan_test.c and layers_test.c have such
+ * blocks). Who does not tell must not wait: the others may end the launch, and with it the count. */
+TK_HOST_DEVICE static inline bool tk_stage_keeps_step(bool tells, bool has_item, uint32_t s)
+{
+    return s > 0 && tells && !has_item;
 }
 
 /* Whether a block needs the norm's scale of the input of a stage: for the stage, or for the attention behind it. */

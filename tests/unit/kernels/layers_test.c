@@ -408,6 +408,84 @@ static void an_empty_plan_ends(void **state)
                 sizeof hows / sizeof hows[0]);
 }
 
+/* Of a launch that has used nearly all tags the next one finds none that is its own. */
+static void tags_begin_again(void **state)
+{
+    static const struct shape s = {2, 256, 2, 1, 192, 0, 2, {300, 17}};
+    static const struct how how = {9, 2, 1};
+    struct model *m = make(&s);
+    const size_t bytes = (size_t)s.rows * s.hid * 2;
+    (void)state;
+    run_all(m, how);
+    tk_bf16 *want = copy_of(m->h, bytes);
+    *(uint32_t *)m->work = UINT32_MAX - 2 * TK_LAYERS_MAX * TK_STAGES - 1;
+    run_all(m, how);
+    assert_memory_equal(m->h, want, bytes);
+    assert_int_equal(*(const uint32_t *)m->work, 0);
+    run_all(m, how);
+    assert_memory_equal(m->h, want, bytes);
+    free(want);
+    drop(m);
+}
+
+/* Two layers, of which the bytes at these places may not be changed in the second, nor in both. */
+static const struct spoiled {
+    size_t at;
+    unsigned char bits;
+    bool both;
+} spoiled[] = {
+    {offsetof(struct tk_layer, attention.scale), 2, false},
+    {offsetof(struct tk_layer, attention.cos_sin), 16, false},
+    {offsetof(struct tk_layer, attention.q), 16, false},
+    {offsetof(struct tk_layer, attention.out), 16, false},
+    {offsetof(struct tk_layer, attention.q_stride), 2, false},
+    {offsetof(struct tk_layer, attention.out_stride), 2, false},
+    {offsetof(struct tk_layer, attention.table_stride), 1, false},
+    {offsetof(struct tk_layer, attention.max_entries), 1, false},
+    {offsetof(struct tk_layer, attention.max_entries) + 1, 2, true}, /* 512 more */
+    {offsetof(struct tk_layer, attention.window), 1, false},
+    {offsetof(struct tk_layer, attention.layer), 1, false},
+    {offsetof(struct tk_layer, attention.layer), 4, true}, /* beyond the pool's */
+    {offsetof(struct tk_layer, attention.n_seqs), 1, false},
+    {offsetof(struct tk_layer, attention.one_table), 1, true},
+    {offsetof(struct tk_layer, n_products), 1, false},
+    {offsetof(struct tk_layer, products[0].k), 64, true}, /* not what attention leaves */
+    {offsetof(struct tk_layer, products[0].h), 16, false},
+    {offsetof(struct tk_layer, products[1].n), 16, false},
+    {offsetof(struct tk_layer, products[1].norm.eps), 2, false},
+    {offsetof(struct tk_layer, products[1].norm.dim), 64, false},
+    {offsetof(struct tk_layer, products[2].mode), 1, false},
+};
+
+static td_err run_spoiled(struct model *m, const struct spoiled *x)
+{
+    struct tk_layer l[] = {layer_of(m, 0), layer_of(m, 1)};
+    const struct tk_layers run = {.layers = l, .n = 2, .work = m->work};
+    for (uint32_t i = x->both ? 0 : 1; i < 2; i++) {
+        ((unsigned char *)&l[i])[x->at] ^= x->bits;
+    }
+    return emulate_layers(&run, 9, 1);
+}
+
+static void layers_that_are_not_alike_are_refused(void **state)
+{
+    static const struct shape s = {2, 256, 2, 1, 192, 0, 2, {300, 17}};
+    static const struct spoiled none = {0, 0, false};
+    struct model *m = make(&s);
+    (void)state;
+    start(m);
+    assert_int_equal(run_spoiled(m, &none), TD_OK);
+    for (size_t i = 0; i < sizeof spoiled / sizeof spoiled[0]; i++) {
+        assert_int_equal(run_spoiled(m, &spoiled[i]), TD_ERR_UNSUPPORTED);
+    }
+    const struct tk_layer l = layer_of(m, 0);
+    const struct tk_layers none_at_all = {.layers = &l, .n = 0, .work = m->work},
+                           too_many = {.layers = &l, .n = TK_LAYERS_MAX + 1, .work = m->work};
+    assert_int_equal(emulate_layers(&none_at_all, 9, 1), TD_ERR_UNSUPPORTED);
+    assert_int_equal(emulate_layers(&too_many, 9, 1), TD_ERR_UNSUPPORTED);
+    drop(m);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -419,6 +497,8 @@ int main(void)
         cmocka_unit_test(seven_heads_share_a_kv_head),
         cmocka_unit_test(a_window_hides_pages_and_chunks),
         cmocka_unit_test(long_sequences_take_many_chunks),
+        cmocka_unit_test(tags_begin_again),
+        cmocka_unit_test(layers_that_are_not_alike_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
