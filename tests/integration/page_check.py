@@ -251,8 +251,12 @@ def test_a_request_opens_by_keyboard_with_its_waterfall():
     b.key("Enter", 13, "\r")
     b.until("document.querySelector('#detail').open", "the dialog")
     assert b.js("document.querySelector('#d-title').textContent") == "Request " + name
-    bars = b.js("[...document.querySelectorAll('#d-wf .bar')].map(e => e.getBoundingClientRect().width)")
-    assert len(bars) >= 5 and all(w > 0 for w in bars), bars
+    lanes = b.js("[...document.querySelectorAll('#d-wf .lane')].slice(1).map("
+                 "e => [e.title, e.querySelector('.bar')?.getBoundingClientRect().width ?? 0])")
+    assert len(lanes) >= 8, lanes
+    drawn = [title for title, width in lanes if width > 0]  # a stage that took no microsecond has none
+    assert all(any(title.startswith(want + " ") for title in drawn) for want in ("tokenise", "prefill", "decode")), lanes
+    assert all((width > 0) == (not title.split(",")[0].endswith(" 0 us")) for title, width in lanes), lanes
     words = b.js("document.querySelector('#d-wf').innerText")
     for want in ("tokenise", "prefill queue", "transfer", "decode", "0 ms"):
         assert want in words, words
