@@ -414,7 +414,7 @@ static uint32_t odd_block(const struct walk *w, uint64_t seed)
             return b;
         }
     }
-    return (uint32_t)seed % w->blocks;
+    return w->blocks > 0 ? (uint32_t)seed % w->blocks : 0;
 }
 
 /* Until nobody can go on, but block `late`, whose four lists begin then. most: what one may do before another has its turn. */
