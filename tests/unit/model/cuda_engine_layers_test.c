@@ -1,8 +1,7 @@
 /* How the CUDA engine deals its layers to launches of whole layers (tk_layers_run), on the reference device: as many to each as it
  * takes, all of them once and in order, and the same ids as with a launch for each operation. */
-#include "common/model/cuda_engine.h"
 #include "kernels/tk_cuda.h"
-#include "tests/unit/model/engine_util.h"
+#include "tests/unit/model/cuda_util.h"
 
 #define MOST_LAUNCHES 256
 #define PROMPT        20
@@ -51,31 +50,13 @@ static struct eu_model open_model(uint32_t n_layers, uint32_t head_dim, const ch
     return eu_model_make(&p);
 }
 
-static struct td_engine *engine(const struct eu_model *m, bool deterministic)
-{
-    const struct td_cuda_engine_params p = {.deterministic = deterministic,
-                                            .memory_utilization = 0.9,
-                                            .n_blocks = EU_BLOCKS,
-                                            .max_rows = EU_ROWS,
-                                            .max_tokens = EU_TOKENS,
-                                            .max_slots = EU_SLOTS,
-                                            .max_model_len = EU_MAX_LEN};
-    struct td_engine *e = NULL;
-    char text[1024];
-    FILE *log = catch_log();
-    td_err err = td_cuda_engine_create(m->m, &p, &e);
-    caught_log(log, text, sizeof text);
-    assert_int_equal(err, TD_OK);
-    return e;
-}
-
 static void generate(const struct eu_model *m, bool deterministic, bool whole, int32_t ids[GEN])
 {
     int32_t prompt[PROMPT];
     struct eu_seq s = eu_seq_new(0, 3, 1);
     refused = !whole;
     n_launches = 0;
-    struct td_engine *e = engine(m, deterministic);
+    struct td_engine *e = eu_cuda_engine(m, TD_CUDA_KERNELS_AUTO, deterministic);
     eu_tokens(m, 11, prompt, PROMPT);
     eu_set(e, 0, eu_sampling(0, 0));
     eu_generate(e, &s, prompt, PROMPT, 7, ids, GEN);

@@ -1,12 +1,11 @@
 /* The CUDA engine with its sm_80 kernels, whose own source runs on the CPU (tests/emulate) where the reference device's
  * operations stand otherwise: close to the float32 reference, and the same ids alone, together and by other chunks. */
-#include "common/model/cuda_engine.h"
 
 #include <math.h>
 
 #include "kernels/ref/tk_device_ref.h"
 #include "tests/emulate/emulate.h"
-#include "tests/unit/model/engine_util.h"
+#include "tests/unit/model/cuda_util.h"
 
 /* ---- the engine's launches go to the emulated kernels ---- */
 
@@ -100,28 +99,9 @@ static struct eu_model open_shape(uint32_t n_embd, uint32_t n_heads, uint32_t n_
     return eu_model_make(&p);
 }
 
-static struct td_engine *engine(const struct eu_model *m, bool deterministic)
-{
-    const struct td_cuda_engine_params p = {.kernels = TD_CUDA_KERNELS_SM80,
-                                            .deterministic = deterministic,
-                                            .memory_utilization = 0.9,
-                                            .n_blocks = EU_BLOCKS,
-                                            .max_rows = EU_ROWS,
-                                            .max_tokens = EU_TOKENS,
-                                            .max_slots = EU_SLOTS,
-                                            .max_model_len = EU_MAX_LEN};
-    struct td_engine *e = NULL;
-    char text[1024];
-    FILE *log = catch_log();
-    td_err err = td_cuda_engine_create(m->m, &p, &e);
-    caught_log(log, text, sizeof text);
-    assert_int_equal(err, TD_OK);
-    return e;
-}
-
 static void check_logits(struct eu_model m, uint32_t n, uint32_t chunk)
 {
-    struct td_engine *ours = engine(&m, false);
+    struct td_engine *ours = eu_cuda_engine(&m, TD_CUDA_KERNELS_SM80, false);
     struct td_engine *ref = eu_engine(&m, "f32", TD_ISA_AUTO, 1);
     const size_t count = (size_t)n * m.m->hp.n_vocab;
     float *got = malloc(count * sizeof *got), *want = malloc(count * sizeof *want);
@@ -157,7 +137,7 @@ static void decode_rows_choose_what_the_reference_would(void **state)
 {
     enum { PROMPT = 50, GEN = 8, ALL = PROMPT + GEN };
     struct eu_model m = open_shape(256, 4, 2, 0);
-    struct td_engine *e = engine(&m, true);
+    struct td_engine *e = eu_cuda_engine(&m, TD_CUDA_KERNELS_SM80, true);
     struct td_engine *ref = eu_engine(&m, "f32", TD_ISA_AUTO, 1);
     const uint32_t vocab = m.m->hp.n_vocab;
     float *logits = malloc((size_t)ALL * vocab * sizeof *logits);
@@ -188,7 +168,7 @@ static void a_sequence_in_a_batch_gives_the_ids_it_gives_alone(void **state)
     enum { SEQS = 3, GEN = 4 };
     static const uint32_t lens[SEQS] = {5, 40, 90};
     struct eu_model m = open_shape(256, 4, 1, 0);
-    struct td_engine *e = engine(&m, true);
+    struct td_engine *e = eu_cuda_engine(&m, TD_CUDA_KERNELS_SM80, true);
     int32_t prompts[SEQS][90], alone[SEQS][GEN];
     struct eu_seq s[SEQS];
     uint32_t made[SEQS] = {0}, fed[SEQS] = {0};

@@ -1,12 +1,11 @@
 /* The CUDA engine on the reference device: close to the float32 reference, the same ids whatever the
  * batch, the chunks and the steps in flight where it promises that, sampling as its parameters say,
  * and every failure at its row or step. */
-#include "common/model/cuda_engine.h"
 
 #include <math.h>
 
 #include "kernels/ref/tk_device_ref.h"
-#include "tests/unit/model/engine_util.h"
+#include "tests/unit/model/cuda_util.h"
 
 #define LONG 300 /* tokens: crosses a chunk of attention */
 
@@ -31,29 +30,6 @@ static struct eu_model open_model(uint32_t n_heads, const char *type)
     return open_shape(512, n_heads, n_heads / 2, 0, type);
 }
 
-static struct td_cuda_engine_params params(bool deterministic)
-{
-    return (struct td_cuda_engine_params){.deterministic = deterministic,
-                                          .memory_utilization = 0.9,
-                                          .n_blocks = EU_BLOCKS,
-                                          .max_rows = EU_ROWS,
-                                          .max_tokens = EU_TOKENS,
-                                          .max_slots = EU_SLOTS,
-                                          .max_model_len = EU_MAX_LEN};
-}
-
-static struct td_engine *engine(const struct eu_model *m, bool deterministic)
-{
-    struct td_cuda_engine_params p = params(deterministic);
-    struct td_engine *e = NULL;
-    char text[1024];
-    FILE *log = catch_log();
-    td_err err = td_cuda_engine_create(m->m, &p, &e);
-    caught_log(log, text, sizeof text);
-    assert_int_equal(err, TD_OK);
-    return e;
-}
-
 /* ||a - b|| / ||b|| */
 static double distance(const float *a, const float *b, size_t n)
 {
@@ -67,7 +43,7 @@ static double distance(const float *a, const float *b, size_t n)
 
 static void check_model(struct eu_model m, const char *type, uint32_t n, uint32_t chunk)
 {
-    struct td_engine *ours = engine(&m, false);
+    struct td_engine *ours = eu_cuda_engine(&m, TD_CUDA_KERNELS_AUTO, false);
     struct td_engine *ref = eu_engine(&m, "f32", TD_ISA_AUTO, 2);
     const size_t count = (size_t)n * m.m->hp.n_vocab;
     float *got = malloc(count * sizeof *got), *want = malloc(count * sizeof *want);
@@ -113,7 +89,7 @@ static void a_sequence_in_a_batch_gives_the_ids_it_gives_alone(void **state)
     enum { SEQS = 4, GEN = 8 };
     static const uint32_t lens[SEQS] = {5, 40, 270, 16};
     struct eu_model m = open_model(4, "bf16");
-    struct td_engine *e = engine(&m, true);
+    struct td_engine *e = eu_cuda_engine(&m, TD_CUDA_KERNELS_AUTO, true);
     int32_t prompts[SEQS][LONG], alone[SEQS][GEN];
     struct eu_seq s[SEQS];
     assert_string_equal(e->ops->info(e)->numerics, "cuda-bf16-v1-det");
@@ -168,7 +144,7 @@ static void rows_beside_a_chunk_see_their_own_context(void **state)
 {
     enum { GEN = 5, SHORT = 20 }; /* the sixth is a near tie, which another order of sums decides */
     struct eu_model m = open_model(4, "bf16");
-    struct td_engine *e = engine(&m, false);
+    struct td_engine *e = eu_cuda_engine(&m, TD_CUDA_KERNELS_AUTO, false);
     int32_t prompt[LONG], want[GEN], got[GEN];
     struct eu_seq s = eu_seq_new(0, 0, 1), chunks = eu_seq_new(1, 50, 1);
     eu_tokens(&m, 7, prompt, LONG);
@@ -193,7 +169,7 @@ static void two_steps_in_flight_give_the_ids_of_one(void **state)
 {
     enum { GEN = 12 };
     struct eu_model m = open_model(8, "bf16");
-    struct td_engine *e = engine(&m, false);
+    struct td_engine *e = eu_cuda_engine(&m, TD_CUDA_KERNELS_AUTO, false);
     int32_t prompt[9], want[GEN];
     struct eu_seq s = eu_seq_new(0, 0, 1);
     td_ticket ticket = 0, before = 0;
@@ -222,7 +198,7 @@ static void replayed_output_goes_on_as_if_nothing_had_happened(void **state)
 {
     enum { GEN = 90, KEPT = 75, PROMPT = 30 };
     struct eu_model m = open_model(4, "bf16");
-    struct td_engine *e = engine(&m, true);
+    struct td_engine *e = eu_cuda_engine(&m, TD_CUDA_KERNELS_AUTO, true);
     int32_t prompt[PROMPT], want[GEN], got[GEN];
     eu_tokens(&m, 4, prompt, PROMPT);
     eu_set(e, 0, eu_sampling(0.9f, 5));
@@ -250,7 +226,7 @@ static void sampling_parameters_reach_the_device(void **state)
 {
     enum { GEN = 6, PROMPT = 12 };
     struct eu_model m = open_model(4, "bf16");
-    struct td_engine *e = engine(&m, false);
+    struct td_engine *e = eu_cuda_engine(&m, TD_CUDA_KERNELS_AUTO, false);
     int32_t prompt[PROMPT], plain[GEN], got[GEN];
     struct td_logit_bias bias[1] = {{17, 1000.f}};
     struct td_sampling_params p = eu_sampling(0, 0);
@@ -288,7 +264,7 @@ static void sampling_parameters_reach_the_device(void **state)
 static void log_probabilities_are_those_of_the_logits(void **state)
 {
     struct eu_model m = open_model(4, "bf16");
-    struct td_engine *e = engine(&m, false);
+    struct td_engine *e = eu_cuda_engine(&m, TD_CUDA_KERNELS_AUTO, false);
     const uint32_t vocab = m.m->hp.n_vocab;
     float *logits = malloc((size_t)8 * vocab * sizeof *logits);
     int32_t prompt[8];
@@ -314,7 +290,7 @@ static void log_probabilities_are_those_of_the_logits(void **state)
 static void a_device_error_fails_the_step_and_not_the_next(void **state)
 {
     struct eu_model m = open_model(4, "bf16");
-    struct td_engine *e = engine(&m, false);
+    struct td_engine *e = eu_cuda_engine(&m, TD_CUDA_KERNELS_AUTO, false);
     int32_t prompt[8];
     char text[1024];
     struct eu_seq s = eu_seq_new(0, 0, 1);
@@ -340,7 +316,7 @@ static void a_device_error_fails_the_step_and_not_the_next(void **state)
 static void a_slot_without_a_token_fails_the_row_that_wants_it(void **state)
 {
     struct eu_model m = open_model(4, "bf16");
-    struct td_engine *e = engine(&m, false);
+    struct td_engine *e = eu_cuda_engine(&m, TD_CUDA_KERNELS_AUTO, false);
     struct eu_seq s = eu_seq_new(0, 0, 1), t = eu_seq_new(1, 20, 1);
     int32_t id = 5;
     eu_set(e, 0, eu_sampling(0, 0));
@@ -357,7 +333,7 @@ static void a_slot_without_a_token_fails_the_row_that_wants_it(void **state)
 static void layers_are_told_one_by_one(void **state)
 {
     struct eu_model m = open_model(4, "bf16");
-    struct td_engine *e = engine(&m, false);
+    struct td_engine *e = eu_cuda_engine(&m, TD_CUDA_KERNELS_AUTO, false);
     int32_t prompt[40];
     td_ticket ticket;
     struct eu_seq s = eu_seq_new(0, 0, 1);
@@ -392,18 +368,22 @@ static void what_the_device_cannot_compute_is_refused_with_a_reason(void **state
 {
     char text[4096];
     struct eu_model m = open_model(4, "q8_0");
-    assert_int_equal(create_error(&m, params(false), text, sizeof text), TD_ERR_FILE_UNSUPPORTED);
+    assert_int_equal(
+        create_error(&m, eu_cuda_params(TD_CUDA_KERNELS_AUTO, false), text, sizeof text),
+        TD_ERR_FILE_UNSUPPORTED);
     assert_non_null(strstr(text, "quantised"));
     eu_model_close(&m);
     m = open_model(16, "bf16"); /* head_dim 32 */
-    assert_int_equal(create_error(&m, params(false), text, sizeof text), TD_ERR_FILE_UNSUPPORTED);
+    assert_int_equal(
+        create_error(&m, eu_cuda_params(TD_CUDA_KERNELS_AUTO, false), text, sizeof text),
+        TD_ERR_FILE_UNSUPPORTED);
     assert_non_null(strstr(text, "head_dim"));
     eu_model_close(&m);
     m = open_model(4, "bf16");
-    struct td_cuda_engine_params p = params(false);
+    struct td_cuda_engine_params p = eu_cuda_params(TD_CUDA_KERNELS_AUTO, false);
     p.memory_utilization = 1.5;
     assert_int_equal(create_error(&m, p, text, sizeof text), TD_ERR_CONFIG);
-    p = params(false);
+    p = eu_cuda_params(TD_CUDA_KERNELS_AUTO, false);
     p.device = 3;
     assert_int_equal(create_error(&m, p, text, sizeof text), TD_ERR_DEVICE);
     eu_model_close(&m);
@@ -414,7 +394,7 @@ static void expect_kernels(uint32_t major, uint32_t minor, enum td_cuda_kernels 
                            const char *numerics)
 {
     struct eu_model m = open_shape(512, 8, 4, 0, "bf16"); /* head_dim 64 */
-    struct td_cuda_engine_params p = params(false);
+    struct td_cuda_engine_params p = eu_cuda_params(TD_CUDA_KERNELS_AUTO, false);
     struct td_engine *e = NULL;
     char text[4096];
     p.kernels = wanted;
@@ -447,7 +427,7 @@ static void the_device_or_a_parameter_chooses_the_kernels(void **state)
 static void the_pool_takes_what_the_share_of_memory_leaves(void **state)
 {
     struct eu_model m = open_model(4, "bf16");
-    struct td_cuda_engine_params p = params(false);
+    struct td_cuda_engine_params p = eu_cuda_params(TD_CUDA_KERNELS_AUTO, false);
     struct td_engine *e = NULL;
     char text[1024];
     p.n_blocks = 0;
@@ -469,7 +449,7 @@ static void each_failure_while_it_is_made_is_an_error(void **state)
     td_err err = TD_ERR_DEVICE;
     for (uint32_t nth = 1; err != TD_OK; nth += nth < 60 ? 1 : 31) {
         tk_ref_fail_nth(nth);
-        err = create_error(&m, params(true), text, sizeof text);
+        err = create_error(&m, eu_cuda_params(TD_CUDA_KERNELS_AUTO, true), text, sizeof text);
         assert_true(err == TD_OK || err == TD_ERR_DEVICE);
     }
     tk_ref_fail_nth(0);
@@ -477,7 +457,7 @@ static void each_failure_while_it_is_made_is_an_error(void **state)
     err = TD_ERR_NO_MEMORY;
     for (unsigned nth = 1; err != TD_OK; nth++) {
         td_mem_fail_nth(nth);
-        err = create_error(&m, params(true), text, sizeof text);
+        err = create_error(&m, eu_cuda_params(TD_CUDA_KERNELS_AUTO, true), text, sizeof text);
         assert_true(err == TD_OK || err == TD_ERR_NO_MEMORY);
     }
     td_mem_fail_nth(0);
